@@ -3,6 +3,8 @@
 # make test    all tests that need no GPU
 # make lib     target/release/libnccl.so.2
 # make plugins libnccl-net-hawser-socket.so and its siblings, for NVIDIA's NCCL
+#              Both run with old versions of glibc (packaging/glibc); HAWSER_GLIBC=host: quicker, for this machine
+# make glibc   checks that they do
 # make check   formatting, lints, documentation, house rules
 # make crates  packs the crates that others may use (those without publish = false), for crates.io
 # make docs    the book, target/book/index.html (needs mdbook)
@@ -22,7 +24,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 # in the library do not tell where it was built.
 lib plugins: export RUSTFLAGS := $(RUSTFLAGS) -C force-frame-pointers=yes --remap-path-prefix=$(CARGO_HOME)/registry/src=deps
 
-.PHONY: crates docs run test lib plugins check setup lab install uninstall packages
+.PHONY: crates docs run test lib plugins glibc check setup release-setup lab install uninstall packages
 
 run: lib
 	$(TARGET)/release/hawser perf all_reduce $(ARGS)
@@ -35,22 +37,26 @@ test: setup
 	@set -o pipefail; cargo test --workspace 2>&1 | tee $(TARGET)/tests.log
 	@echo "test: $$(grep -c 'skipped: ' $(TARGET)/tests.log) tests were skipped, with a reason each: grep 'skipped: ' $(TARGET)/tests.log"
 
-lib: setup
+lib: release-setup
 	@echo "lib: building libnccl.so.2 and hawser (minutes the first time)"
-	@cargo rustc --quiet --release -p hawser-capi --lib --crate-type cdylib
-	@cargo build --quiet --release -p hawser-cli
+	@scripts/release.sh hawser-capi:libnccl.so hawser-cli:hawser
 	@strip -o $(TARGET)/release/libnccl.so.2 $(TARGET)/release/libnccl.so
 
-plugins: setup
+plugins: release-setup
 	@echo "plugins: building"
-	@cargo rustc --quiet --release -p hawser-net-socket-export --lib --crate-type cdylib
-	@cargo rustc --quiet --release -p hawser-net-ib-export --lib --crate-type cdylib
-	@cargo rustc --quiet --release -p hawser-tuner-export --lib --crate-type cdylib
-	@cargo rustc --quiet --release -p hawser-profiler-export --lib --crate-type cdylib
+	@scripts/release.sh hawser-net-socket-export:libnccl_net_hawser_socket.so \
+		hawser-net-ib-export:libnccl_net_hawser_ib.so \
+		hawser-tuner-export:libnccl_tuner_hawser.so \
+		hawser-profiler-export:libnccl_profiler_hawser.so
 	@cd $(TARGET)/release && cp -f libnccl_net_hawser_socket.so libnccl-net-hawser-socket.so
 	@cd $(TARGET)/release && cp -f libnccl_net_hawser_ib.so libnccl-net-hawser-ib.so
 	@cd $(TARGET)/release && cp -f libnccl_tuner_hawser.so libnccl-tuner-hawser.so
 	@cd $(TARGET)/release && cp -f libnccl_profiler_hawser.so libnccl-profiler-hawser.so
+
+# The newest glibc that the files need is no newer than packaging/glibc says.
+glibc: lib plugins
+	@cargo xtask glibc $(addprefix $(TARGET)/release/,libnccl.so.2 hawser libnccl-net-hawser-socket.so \
+		libnccl-net-hawser-ib.so libnccl-tuner-hawser.so libnccl-profiler-hawser.so)
 
 check: setup
 	cargo fmt --all --check
@@ -70,6 +76,9 @@ docs:
 setup:
 	@scripts/setup.sh
 
+release-setup:
+	@scripts/setup.sh release
+
 lab:
 	@scripts/lab.sh
 
@@ -79,5 +88,5 @@ install: lib plugins
 uninstall:
 	@packaging/install.sh uninstall $(PREFIX) $(DESTDIR)
 
-packages: lib plugins
+packages: glibc
 	@packaging/build.py --built $(TARGET)/release --out $(TARGET)/packages

@@ -59,7 +59,7 @@ fn kernels(out: &Path) -> Result<Vec<String>, String> {
                 archs: &archs.targets,
                 sources: &manifest.join("cuda"),
                 out,
-                cache: compile::cache_dir(out),
+                cache: compile::cache_dir(out, &env::var("TARGET").expect("cargo sets it")),
                 jobs: env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1),
             }
             .run()

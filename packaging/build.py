@@ -25,7 +25,8 @@ import zipfile
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent
 PREFIX = "/opt/hawser"
-GLIBC = (2, 34)  # the oldest glibc that packages may need; docs and the wheel's tag say so
+# The oldest glibc that packages may need; docs and the wheel's tag say so.
+GLIBC = tuple(map(int, (HERE / "glibc").read_text().split(".")))
 MAINTAINER = "Hawser's maintainers <maintainers@hawser.example.org>"
 SUMMARY = "drop-in libnccl.so.2 for GPU collectives"
 
@@ -62,7 +63,9 @@ class Package:
         self.version = re.search(r'\[workspace\.package\]\nversion = "(.*)"', text).group(1)
         self.time = int(os.environ.get("SOURCE_DATE_EPOCH") or last_commit())
         self.machine = platform.machine()
-        self.glibc = max(needed_glibc(path) for path in folder.rglob("*") if is_elf(path))
+        programs = [path for path in folder.rglob("*") if is_elf(path)]
+        self.libgcc = any(needs_libgcc(path) for path in programs)
+        self.glibc = max(map(needed_glibc, programs))
         if self.glibc > GLIBC:
             sys.exit(f"build.py: the files need glibc {dotted(self.glibc)}, packages promise {dotted(GLIBC)}")
 
@@ -86,6 +89,12 @@ def is_elf(path):
 def needed_glibc(path):
     symbols = subprocess.run(["objdump", "-T", path], check=True, capture_output=True, text=True).stdout
     return max((int(major), int(minor)) for major, minor in re.findall(r"GLIBC_(\d+)\.(\d+)", symbols))
+
+
+def needs_libgcc(path):
+    """Whether the loader would look for GCC's library; what Zig has linked does without."""
+    headers = subprocess.run(["objdump", "-p", path], check=True, capture_output=True, text=True).stdout
+    return re.search(r"NEEDED\s+libgcc_s\.so", headers) is not None
 
 
 def dotted(version):
@@ -144,7 +153,7 @@ def deb(package, out):
         architecture=architecture,
         maintainer=MAINTAINER,
         size=sum(sizes) // 1024 + 1,
-        glibc=dotted(GLIBC),
+        depends=f"libc6 (>= {dotted(GLIBC)})" + (", libgcc-s1 (>= 4.2)" if package.libgcc else ""),
         summary=SUMMARY,
     )
     sums = "".join(
@@ -169,7 +178,7 @@ Version: {version}
 Architecture: {architecture}
 Maintainer: {maintainer}
 Installed-Size: {size}
-Depends: libc6 (>= {glibc}), libgcc-s1 (>= 4.2)
+Depends: {depends}
 Section: libs
 Priority: optional
 Description: {summary}
@@ -231,6 +240,8 @@ def ar(members, when):
 def wheel(package, out):
     """`hawser-VERSION-py3-none-manylinux_….whl`: the files in the package's folder, and a small module."""
     tag = f"py3-none-manylinux_{GLIBC[0]}_{GLIBC[1]}_{package.machine}"
+    if GLIBC == (2, 17):  # the name that pip before 20.3 knows
+        tag = tag.replace("-manylinux", f"-manylinux2014_{package.machine}.manylinux")
     about = f"hawser-{package.version}.dist-info"
     files = []
     for inside, source, mode in package.files():
@@ -243,7 +254,7 @@ def wheel(package, out):
     metadata += (HERE / "python" / "README.md").read_text()
     files += [
         (f"{about}/METADATA", metadata.encode(), 0o644),
-        (f"{about}/WHEEL", WHEEL.format(tag=tag).encode(), 0o644),
+        (f"{about}/WHEEL", wheel_tags(tag).encode(), 0o644),
         (f"{about}/entry_points.txt", b"[console_scripts]\nhawser = hawser.command:main\n", 0o644),
     ]
     for name in ("LICENSE-APACHE", "LICENSE-MIT"):
@@ -277,8 +288,13 @@ WHEEL = """\
 Wheel-Version: 1.0
 Generator: packaging/build.py
 Root-Is-Purelib: false
-Tag: {tag}
 """
+
+
+def wheel_tags(tag):
+    """The file WHEEL: a line for each platform in the tag of the file's name."""
+    start, platforms = tag.rsplit("-", 1)
+    return WHEEL + "".join(f"Tag: {start}-{name}\n" for name in platforms.split("."))
 
 
 def digest(body):

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Makes a machine able to build Hawser: a Rust toolchain, and a CUDA compiler for the kernels.
 # Prints one line a step, nothing when there is nothing to do. Safe to run again at any time.
+# `scripts/setup.sh release` also installs Zig, which links releases (scripts/release.sh).
 #
 # Settings: HAWSER_NO_KERNELS=1  never look for or install a CUDA compiler
+#           HAWSER_GLIBC=host    never install Zig
 #           HAWSER_PYTHON=...    the Python that makes .venv (default: python3)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,6 +13,9 @@ readonly RUST_MINIMUM=1.95 # rust-version in Cargo.toml
 readonly REQUIREMENTS=scripts/nvcc-requirements.txt
 readonly STAMP=.venv/hawser-nvcc.stamp
 readonly WITHOUT=target/built-without-kernels
+readonly ZIG_REQUIREMENTS=scripts/release-requirements.txt
+readonly ZIG_STAMP=.venv/hawser-zig.stamp
+readonly WITHOUT_ZIG=${CARGO_TARGET_DIR:-target}/built-without-zig
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH" # before a distribution's older Rust
 
 main() {
@@ -18,6 +23,7 @@ main() {
     need_tool curl "curl, to fetch the Rust toolchain" curl ca-certificates
     ensure_rust
     ensure_nvcc
+    [ "${1:-}" != release ] || ensure_zig
 }
 
 step() { printf 'setup: %s\n' "$*"; }
@@ -112,11 +118,15 @@ venv_is_current() {
 }
 
 install_nvcc() {
-    local python=$1
     step "installing nvcc from PyPI into .venv (about 270 MB)"
-    [ -x .venv/bin/python ] || "$python" -m venv .venv || return 1
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$REQUIREMENTS" || return 1
-    cp "$REQUIREMENTS" "$STAMP"
+    install_from_pypi "$1" "$REQUIREMENTS" "$STAMP"
+}
+
+# install_from_pypi PYTHON REQUIREMENTS STAMP: into .venv, which that Python makes if there is none.
+install_from_pypi() {
+    [ -x .venv/bin/python ] || "$1" -m venv .venv || return 1
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -r "$2" || return 1
+    cp "$2" "$3"
 }
 
 # After a time without a CUDA compiler, the next build must look for it again.
@@ -139,6 +149,46 @@ no_kernels() {
         echo "setup: * Everything else works, on the host device only. To get the kernels:"
         [ $# = 0 ] || echo "setup: *   $(apt_line "$@")"
         echo "setup: *   make setup"
+        echo "setup: ******************************************************************************"
+    } >&2
+}
+
+# --- Zig -------------------------------------------------------------------------------------
+
+ensure_zig() {
+    [ "${HAWSER_GLIBC:-}" != host ] || return 0
+    if [ -f "$ZIG_STAMP" ] && cmp -s "$ZIG_REQUIREMENTS" "$ZIG_STAMP"; then
+        rm -f "$WITHOUT_ZIG"
+        return 0
+    fi
+    local python=${HAWSER_PYTHON:-python3}
+    case $(rustc -vV | sed -n 's/^host: //p') in
+        *-linux-gnu) ;;
+        *) no_zig "Rust builds for another C library than glibc here"; return 0 ;;
+    esac
+    if ! "$python" -c 'import venv, ensurepip' >/dev/null 2>&1; then
+        no_zig "Python's venv module was not found" python3-venv
+        return 0
+    fi
+    step "installing Zig from PyPI into .venv (about 90 MB)"
+    if ! install_from_pypi "$python" "$ZIG_REQUIREMENTS" "$ZIG_STAMP"; then
+        no_zig "installing Zig from PyPI failed (see above)"
+        return 0
+    fi
+    rm -f "$WITHOUT_ZIG"
+}
+
+# no_zig REASON PACKAGE...: releases are linked by this machine's linker, for its own glibc.
+no_zig() {
+    local reason=$1
+    shift
+    mkdir -p "$(dirname "$WITHOUT_ZIG")" && touch "$WITHOUT_ZIG"
+    {
+        echo "setup: ******************************************************************************"
+        echo "setup: * What is built will need a glibc as new as this machine's: $reason."
+        echo "setup: * It works here; packages for other machines are refused. To mend it:"
+        [ $# = 0 ] || echo "setup: *   $(apt_line "$@")"
+        echo "setup: *   scripts/setup.sh release"
         echo "setup: ******************************************************************************"
     } >&2
 }

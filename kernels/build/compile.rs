@@ -25,9 +25,12 @@ pub struct Job<'a> {
     pub jobs: usize,
 }
 
-/// `<target>/kernel-cache`, seen from cargo's `<target>/<profile>/build/<package>/out`.
-pub fn cache_dir(out: &Path) -> Option<PathBuf> {
-    out.ancestors().nth(4).map(|target| target.join("kernel-cache"))
+/// `<target>/kernel-cache`, seen from cargo's `<target>/<profile>/build/<package>/out`, or from
+/// `<target>/<triple>/<profile>/…` where cargo was told to build for `triple`.
+pub fn cache_dir(out: &Path, triple: &str) -> Option<PathBuf> {
+    let above = out.ancestors().nth(4)?;
+    let target = if above.ends_with(triple) { above.parent()? } else { above };
+    Some(target.join("kernel-cache"))
 }
 
 impl Job<'_> {

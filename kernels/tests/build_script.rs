@@ -153,6 +153,9 @@ fn the_first_failure_carries_the_compilers_words() {
 
 #[test]
 fn the_cache_lies_in_the_target_folder() {
-    let out = Path::new("/t/target/debug/build/hawser-kernels-1/out");
-    assert_eq!(compile::cache_dir(out), Some(PathBuf::from("/t/target/kernel-cache")));
+    let cache = Some(PathBuf::from("/t/target/kernel-cache"));
+    for folder in ["target/debug", "target/x86_64-unknown-linux-gnu/release"] {
+        let out = Path::new("/t").join(folder).join("build/hawser-kernels-1/out");
+        assert_eq!(compile::cache_dir(&out, "x86_64-unknown-linux-gnu"), cache);
+    }
 }
