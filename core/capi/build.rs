@@ -29,7 +29,7 @@ fn main() {
 }
 
 /// Makes `ncclX` a weak name of `pncclX` (see `macros.rs`). Rustc's list of exported names, which lacks names
-/// that are made in assembly, is followed by this one, in which `others` says what becomes of all other names.
+/// that are made in assembly, is followed by this one, where `others` says what becomes of all other names.
 fn export_weak_names(others: &str) {
     let names = fs::read_to_string(EXPORTS).expect("the list of exported names is in the repository");
     let folder = env::var_os("OUT_DIR").expect("cargo sets OUT_DIR");

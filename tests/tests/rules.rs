@@ -257,8 +257,13 @@ fn ranks_with_other_rules_are_told_who_has_which() {
         }
     }
     // The same rules in another file, written in another way, are no difference.
-    let same = file("toml", "# as the other\n[[rule]]\nname = \"x\"\nuse = [{ algorithm = \"Tree\" }]\n");
+    let same = file("toml", "# as the other\n[[rule]]\nuse = [{ algorithm = \"Tree\" }]\n");
     ranks(&[Some(&tree), Some(&same)]).iter().for_each(Ended::expect_success);
+    // A name is one: a call may ask for the rule by it.
+    let named = file("toml", "[[rule]]\nname = \"x\"\nuse = { algorithm = \"tree\" }\n");
+    for ended in ranks(&[Some(&tree), Some(&named)]) {
+        ended.expect_error("InvalidUsage", &["rules of tuner hawser-rules differ between ranks"]);
+    }
 }
 
 #[test]

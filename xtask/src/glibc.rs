@@ -18,11 +18,8 @@ impl Version {
     /// Reads `2.17` or `2.2.5`.
     fn parse(text: &str) -> Option<Version> {
         let mut numbers = text.split('.').map(str::parse);
-        let version = Version(
-            numbers.next()?.ok()?,
-            numbers.next()?.ok()?,
-            numbers.next().unwrap_or(Ok(0)).ok()?,
-        );
+        let version =
+            Version(numbers.next()?.ok()?, numbers.next()?.ok()?, numbers.next().unwrap_or(Ok(0)).ok()?);
         numbers.next().is_none().then_some(version)
     }
 }

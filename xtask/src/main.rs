@@ -1,6 +1,6 @@
-//! Project chores: `cargo xtask tidy` checks the source tree against the rules in CONTRIBUTING.md, `cargo xtask
-//! circles` prints the circles of imports, `cargo xtask size FILE` checks the size of the library, `cargo xtask
-//! glibc FILE...` the version of glibc that files need.
+//! Project chores: `cargo xtask tidy` checks the source tree against the rules in CONTRIBUTING.md, `cargo
+//! xtask circles` prints the circles of imports, `cargo xtask size FILE` checks the size of the library,
+//! `cargo xtask glibc FILE...` the version of glibc that files need.
 
 mod glibc;
 mod size;
@@ -9,8 +9,8 @@ mod tidy;
 use std::path::Path;
 use std::process::ExitCode;
 
-const USAGE: &str = "usage: cargo xtask tidy [--all] | cargo xtask circles [FOLDER] | cargo xtask size LIBRARY | \
-                     cargo xtask glibc FILE...";
+const USAGE: &str = "usage: cargo xtask tidy [--all] | cargo xtask circles [FOLDER] | cargo xtask size \
+                     LIBRARY | cargo xtask glibc FILE...";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -77,8 +77,11 @@ pub fn text(options: &Options) -> Result<String> {
     let scalar = Scalar::Immediate(0);
     let call = Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
     let candidates = choose::candidates(&call, &topology, &plan_config)?;
-    let attributes =
-        CallAttributes { in_graph: options.in_graph, registered: options.registered, trial: None };
+    let attributes = CallAttributes {
+        in_graph: options.in_graph,
+        registered: options.registered,
+        ..CallAttributes::default()
+    };
     let Some((question, table)) = tuning::asked(&call, attributes, &topology, &candidates) else {
         bail!("rules are not asked about {}: it has one way only", collective.name());
     };

@@ -39,10 +39,12 @@ ncclResult_t hawserScatterv(const void *sendbuff, const size_t sendcounts[], con
                             size_t recvcount, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream);
 
 /* Options of one call, in the list that begins at the field ext of ncclCollConfig_t: this vendor, one of these numbers, and a text.
- * They narrow what algSelection leaves; what cannot be kept is an error unless forceAlgSelection is 0. Other libraries skip them. */
+ * They narrow what algSelection leaves; what cannot be kept is an error unless forceAlgSelection is 0. Other libraries skip them.
+ * With a rule, no other rule counts for the call; that one still has to be for such calls. All ranks name the same. */
 #define HAWSER_VENDOR 0x485752
 #define HAWSER_OPTION_EXECUTOR 1 /* "interpreter", "fused", "copy_engine" or "host" */
 #define HAWSER_OPTION_PROTOCOL 2 /* "LL", "LL128" or "Simple", by any executor */
+#define HAWSER_OPTION_RULE 3     /* the name of a rule (HAWSER_RULES), as its file has it */
 
 /* What the last operation of a communicator ran, and why. Fill with HAWSER_DECISION_INITIALIZER. */
 typedef struct {

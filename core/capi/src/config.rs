@@ -10,6 +10,7 @@ use std::ops::RangeInclusive;
 use hawser_base::env;
 use hawser_base::log::{self, Subsys};
 use hawser_plan::{CallOptions, Selection};
+use hawser_plugin::tuner::rule_id;
 use hawser_runtime::rma::Limits;
 use hawser_runtime::{Config, Error, Result};
 
@@ -28,14 +29,14 @@ const MOST_OPTIONS: usize = 4096;
 const VENDOR: c_int = 0x48_5752;
 const OPTION_EXECUTOR: c_int = 1;
 const OPTION_PROTOCOL: c_int = 2;
+const OPTION_RULE: c_int = 3;
 
 /// `NCCL_CTA_POLICY_ZERO`: no CTAs where that is possible.
 const CTA_POLICY_ZERO: c_int = 2;
 
 /// Bytes of the first `ncclCollConfig_t`, NCCL 2.31's.
 const LEAST_CALL_BYTES: usize = 64;
-const NO_EFFECT_OF_CALL: &str =
-    "accepted, no effect: there are no NVLS and no clusters of blocks, and profiler plugins get no tags";
+const NO_EFFECT_OF_CALL: &str = "accepted, no effect: there are no NVLS and no clusters of blocks";
 
 /// `graphUsageMode`: graphs and other calls, in any number. The other modes leave their order to the program.
 const GRAPHS_AND_CALLS: c_int = 2;
@@ -72,7 +73,6 @@ impl CommConfig {
             net: In::inside(raw.netName).text().filter(|name| !name.is_empty()),
             traffic_class: (raw.trafficClass != UNDEF_INT).then_some(raw.trafficClass),
             host: None,
-            split_share: raw.splitShare == 1,
             rma: Limits {
                 signals: given(raw.numRmaSig).unwrap_or(DEFAULT_RMA),
                 contexts: env::settings().num_rma_ctx.or(given(raw.numRmaCtx)).unwrap_or(DEFAULT_RMA),
@@ -104,12 +104,11 @@ pub fn read_call(config: In<NcclCollConfig>, handle: &Handle) -> Result<(CallOpt
     }
     in_range("forceAlgSelection", raw.forceAlgSelection, 0..=1)?;
     in_range("CTAPolicy", raw.CTAPolicy, 0..=3)?;
-    let selection = with_options(selection(&raw)?, &raw)?;
-    for (field, is_set) in [
-        ("nvlsCTAs", raw.nvlsCTAs != UNDEF_INT),
-        ("cgaClusterSize", raw.cgaClusterSize != UNDEF_INT),
-        ("userProfilerTag", raw.userProfilerTag != 0),
-    ] {
+    let mut asked = CallOptions { selection: selection(&raw)?, ..CallOptions::default() };
+    with_options(&mut asked, &raw)?;
+    for (field, is_set) in
+        [("nvlsCTAs", raw.nvlsCTAs != UNDEF_INT), ("cgaClusterSize", raw.cgaClusterSize != UNDEF_INT)]
+    {
         if is_set {
             log::info(Subsys::Coll, || format!("config->{field} of a call: {NO_EFFECT_OF_CALL}"));
         }
@@ -119,12 +118,13 @@ pub fn read_call(config: In<NcclCollConfig>, handle: &Handle) -> Result<(CallOpt
     let max_ctas = ctas("maxCTAs", raw.maxCTAs, handle.max_ctas);
     let min_ctas = ctas("minCTAs", raw.minCTAs, handle.max_ctas);
     let options = CallOptions {
-        selection,
+        tag: raw.userProfilerTag,
         is_forced: raw.forceAlgSelection != 0,
         // As in NCCL: a minimum above the maximum counts as 1.
         min_ctas: min_ctas.map(|min| if max_ctas.is_some_and(|max| min > max) { 1 } else { min }),
         max_ctas,
         copy_engines: (raw.CTAPolicy != UNDEF_INT).then_some(raw.CTAPolicy & CTA_POLICY_ZERO != 0),
+        ..asked
     };
     Ok((options, event))
 }
@@ -202,10 +202,12 @@ fn check(c: &NcclConfig) -> Result<()> {
 /// A sentence about each field that is set and has no effect, with the reason (docs/nccl-config.md).
 fn idle_fields(c: &NcclConfig) -> impl Iterator<Item = String> + use<> {
     let nvls = "there is no NVLink multicast";
+    let sharing = "proxy threads and pools of memory are shared by all communicators of a process anyway, \
+                   and FIFOs and connections by none, since calls of parent and child may overlap";
     [
         ("cgaClusterSize", c.cgaClusterSize, "kernels have no clusters of blocks"),
-        ("splitShare", c.splitShare, "every communicator has its own resources"),
-        ("shrinkShare", c.shrinkShare, "every communicator has its own resources"),
+        ("splitShare", c.splitShare, sharing),
+        ("shrinkShare", c.shrinkShare, sharing),
         ("collnetEnable", c.collnetEnable, "NCCL_COLLNET_ENABLE alone says it, for the process"),
         ("nvlsCTAs", c.nvlsCTAs, nvls),
         ("nChannelsPerNetPeer", c.nChannelsPerNetPeer, "the planner chooses lanes by the size of a call"),
@@ -244,8 +246,8 @@ fn given(value: c_int) -> Option<u32> {
     u32::try_from(value).ok()
 }
 
-/// Walks the vendor options: ours narrow the selection, other vendors' are not for us.
-fn with_options(mut selection: Selection, config: &NcclCollConfig) -> Result<Selection> {
+/// Walks the vendor options: ours narrow the choice, other vendors' are not for us.
+fn with_options(asked: &mut CallOptions, config: &NcclCollConfig) -> Result<()> {
     let (mut next, mut others) = (config.ext, 0);
     for _ in 0..MOST_OPTIONS {
         if next.is_null() {
@@ -254,11 +256,11 @@ fn with_options(mut selection: Selection, config: &NcclCollConfig) -> Result<Sel
                     format!("config->ext: {others} options of other vendors, ignored")
                 });
             }
-            return Ok(selection);
+            return Ok(());
         }
         let option = In::inside(next).read("config->ext")?;
         match option.vendor {
-            VENDOR => selection = with_option(selection, &option)?,
+            VENDOR => with_option(asked, &option)?,
             _ => others += 1,
         }
         next = option.next;
@@ -268,22 +270,29 @@ fn with_options(mut selection: Selection, config: &NcclCollConfig) -> Result<Sel
 }
 
 /// An option of `hawser.h`, whose value is a text.
-fn with_option(selection: Selection, option: &NcclConfigExt) -> Result<Selection> {
+fn with_option(asked: &mut CallOptions, option: &NcclConfigExt) -> Result<()> {
     let text = || {
         let text = In::<c_char>::inside(option.value.cast()).text();
         text.ok_or_else(|| args::null(&format!("config->ext: the text of option {}", option.option)))
     };
     let narrowed = match option.option {
-        OPTION_EXECUTOR => selection.by_executor(&text()?),
-        OPTION_PROTOCOL => selection.by_protocol(&text()?),
+        OPTION_EXECUTOR => asked.selection.by_executor(&text()?),
+        OPTION_PROTOCOL => asked.selection.by_protocol(&text()?),
+        OPTION_RULE => {
+            asked.rule = Some(rule_id(&text()?));
+            return Ok(());
+        }
         other => {
             return Err(Error::invalid_argument(format!("config->ext: option {other} of HAWSER_VENDOR"))
-                .remedy("use HAWSER_OPTION_EXECUTOR (1) or HAWSER_OPTION_PROTOCOL (2)"));
+                .remedy(
+                    "use HAWSER_OPTION_EXECUTOR (1), HAWSER_OPTION_PROTOCOL (2) or HAWSER_OPTION_RULE (3)",
+                ));
         }
     };
-    narrowed.map_err(|error| {
+    asked.selection = narrowed.map_err(|error| {
         Error::invalid_argument(format!("config->ext: {error}")).remedy("write such a word, in any case")
-    })
+    })?;
+    Ok(())
 }
 
 fn selection(config: &NcclCollConfig) -> Result<Selection> {
@@ -314,7 +323,7 @@ mod tests {
     #[test]
     fn null_and_untouched_structs_give_the_defaults() {
         for config in [CommConfig::read(In::NULL).unwrap(), read(&NcclConfig::UNDEFINED).unwrap()] {
-            assert!(config.runtime.blocking && !config.runtime.split_share);
+            assert!(config.runtime.blocking);
             assert_eq!((config.runtime.min_ctas, config.runtime.max_ctas), (None, None));
             assert_eq!(config.max_ctas(), DEFAULT_MAX_CTAS);
         }
@@ -327,7 +336,6 @@ mod tests {
             blocking: 0,
             minCTAs: 4,
             maxCTAs: 8,
-            splitShare: 1,
             commName: name.as_ptr(),
             netName: net.as_ptr(),
             graphUsageMode: 1,
@@ -337,7 +345,7 @@ mod tests {
         let config = read(&raw).unwrap().runtime;
         assert_eq!(config.rma, Limits { signals: 3, contexts: 1 });
         assert_eq!(config.mixes_graphs, Some(false));
-        assert!(!config.blocking && config.split_share);
+        assert!(!config.blocking);
         assert_eq!((config.min_ctas, config.max_ctas), (Some(4), Some(8)));
         assert_eq!((config.name.as_deref(), config.net.as_deref()), (Some("trainer"), Some("Socket")));
     }

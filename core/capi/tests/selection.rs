@@ -3,37 +3,12 @@
 mod support;
 
 use std::ffi::{CStr, c_char, c_int};
-use std::ptr::{null, null_mut};
+use std::ptr::null;
 
 use support::*;
 
 /// Elements of each rank: enough for several channels.
 const COUNT: usize = 1 << 18;
-
-/// `hawserDecision_t`, as bytes.
-#[repr(C, align(8))]
-struct Decision([u8; 448]);
-
-// SAFETY: the signature is `hawser.h`'s. Safe to call from these tests, which pass live memory.
-unsafe extern "C" {
-    safe fn hawserLastDecision(
-        comm: Comm,
-        decision: *mut Decision,
-        text: *mut c_char,
-        capacity: usize,
-    ) -> c_int;
-}
-
-/// The algorithm and the channels of a communicator's last operation.
-fn last(comm: Comm) -> (String, u32) {
-    let mut decision = Decision([0; 448]);
-    decision.0[..8].copy_from_slice(&448u64.to_ne_bytes());
-    decision.0[8..12].copy_from_slice(&0x5241_5748u32.to_ne_bytes());
-    decision.0[12..16].copy_from_slice(&2u32.to_ne_bytes());
-    ok(hawserLastDecision(comm, &mut decision, null_mut(), 0));
-    let name = CStr::from_bytes_until_nul(&decision.0[88..152]).unwrap().to_str().unwrap();
-    (name.to_owned(), u32::from_ne_bytes(decision.0[36..40].try_into().unwrap()))
-}
 
 /// An all-reduce of all ranks with this configuration. Checks the sums if it runs.
 fn all_reduce(comms: &[Comm], config: *const CollConfig) -> c_int {
@@ -59,20 +34,20 @@ fn what_is_selected_runs() {
     let _turn = turn();
     let comms = several(4);
     ok(all_reduce(&comms, null()));
-    let free = last(comms[0]).0;
+    let free = last_decision(comms[0]).0;
     for (text, name) in
         [(c"RING", "ring"), (c"tree", "tree"), (c"RING_SIMPLE", "ring"), (c"TREE,simple", "tree")]
     {
         for force in [1, 0] {
             ok(all_reduce(&comms, &CollConfig::filter(text, force)));
             for &comm in &comms {
-                assert_eq!(last(comm).0.to_ascii_lowercase(), name, "{text:?}");
+                assert_eq!(last_decision(comm).0.to_ascii_lowercase(), name, "{text:?}");
             }
         }
     }
     // The next call is free again, and finds its own plan.
     ok(all_reduce(&comms, null()));
-    assert_eq!(last(comms[0]).0, free);
+    assert_eq!(last_decision(comms[0]).0, free);
     end(comms);
 }
 
@@ -120,7 +95,7 @@ fn options_of_ours_narrow_the_selection() {
     let comms = several(2);
     for (option, word) in [(EXECUTOR, c"host"), (EXECUTOR, c"Interpreter"), (PROTOCOL, c"simple")] {
         ok(with_option(&comms, option, Some(word), 1));
-        assert_eq!(last(comms[0]).0, "Ring", "{word:?}");
+        assert_eq!(last_decision(comms[0]).0, "Ring", "{word:?}");
     }
     // The host device has neither.
     for (option, word) in [(EXECUTOR, c"fused"), (PROTOCOL, c"LL128")] {
@@ -165,7 +140,7 @@ fn ctas_of_one_call_are_bounded() {
     let comms = several(2);
     let channels = |field, value| {
         ok(all_reduce(&comms, &CollConfig::with(field, value)));
-        last(comms[1]).1
+        last_decision(comms[1]).1
     };
     assert_eq!(channels(CollConfig::MAX_CTAS, 1), 1);
     assert!(channels(CollConfig::MAX_CTAS, 2) <= 2);

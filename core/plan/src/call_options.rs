@@ -9,8 +9,13 @@ use crate::config::{ALL_PROGRAMS, PlanConfig, algorithm_bit};
 pub struct CallOptions {
     /// The algorithms and routes that may run.
     pub selection: Selection,
-    /// True if a selection that leaves nothing is an error; otherwise the choice is free then.
+    /// True if a selection that leaves nothing, or a rule that does not decide, is an error; otherwise the
+    /// choice is free then.
     pub is_forced: bool,
+    /// The only rule of tuners that counts, by the number of its name.
+    pub rule: Option<u64>,
+    /// The number that the program gives the call for profilers; 0 for none. It decides nothing.
+    pub tag: u64,
     /// Fewest CTAs.
     pub min_ctas: Option<u32>,
     /// Most CTAs, within the communicator's.
@@ -100,10 +105,17 @@ impl Selection {
 }
 
 impl CallOptions {
-    /// True if the call asks for nothing.
+    /// True if the call asks for nothing that decides how it runs.
     pub fn is_default(&self) -> bool {
-        let Self { selection, min_ctas, max_ctas, copy_engines, .. } = self;
-        selection.is_free() && min_ctas.is_none() && max_ctas.is_none() && copy_engines.is_none()
+        let Self { selection, rule, min_ctas, max_ctas, copy_engines, .. } = self;
+        let is_any = rule.is_some() || min_ctas.is_some() || max_ctas.is_some() || copy_engines.is_some();
+        selection.is_free() && !is_any
+    }
+
+    /// The part of the options that decides how the call runs.
+    #[must_use]
+    pub fn deciding(self) -> Self {
+        Self { tag: 0, ..self }
     }
 }
 
@@ -189,6 +201,13 @@ mod tests {
 
     fn routes(of: &[Route]) -> Option<u64> {
         Some(of.iter().map(|route| 1 << route.index()).sum())
+    }
+
+    #[test]
+    fn a_tag_decides_nothing() {
+        let tagged = CallOptions { tag: 7, ..CallOptions::default() };
+        assert!(tagged.is_default() && tagged.deciding() == CallOptions::default());
+        assert!(!CallOptions { rule: Some(1), ..CallOptions::default() }.is_default());
     }
 
     #[test]

@@ -54,14 +54,14 @@ impl Profiling {
 
     /// Starts an event without a parent; None if nobody wants it.
     pub fn span(self: &Arc<Self>, what: &What<'_>) -> Option<Arc<Span>> {
-        self.start(None, None, what)
+        self.start(None, None, (what, 0))
     }
 
     fn start(
         self: &Arc<Self>,
         parent: Option<&Arc<Span>>,
         group: Option<&Arc<Span>>,
-        what: &What<'_>,
+        (what, tag): (&What<'_>, u64),
     ) -> Option<Arc<Span>> {
         if self.open.is_empty() {
             return None;
@@ -75,7 +75,7 @@ impl Profiling {
             is_wanted |= wanted;
             let known = |span: Option<&Arc<Span>>| span.and_then(|s| s.handles[index]);
             let what = in_group(what, known(group));
-            let event = Event { parent: known(parent), rank: self.rank, what };
+            let event = Event { parent: known(parent), rank: self.rank, what, tag };
             handles.push(wanted.then(|| profiler.start(&event)).flatten());
         }
         let span = Span { profiling: self.clone(), parent: parent.cloned(), _group: group.cloned(), handles };
@@ -104,12 +104,16 @@ pub struct Span {
 impl Span {
     /// Starts an event inside this one.
     pub fn child(self: &Arc<Self>, what: &What<'_>) -> Option<Arc<Span>> {
-        self.profiling.start(Some(self), None, what)
+        self.profiling.start(Some(self), None, (what, 0))
     }
 
     /// Starts an event inside this one that belongs to a group.
-    fn child_of_group(self: &Arc<Self>, group: Option<&Arc<Span>>, what: &What<'_>) -> Option<Arc<Span>> {
-        self.profiling.start(Some(self), group, what)
+    fn child_of_group(
+        self: &Arc<Self>,
+        group: Option<&Arc<Span>>,
+        tagged: (&What<'_>, u64),
+    ) -> Option<Arc<Span>> {
+        self.profiling.start(Some(self), group, tagged)
     }
 
     /// True if any profiler wants events of this kind.
@@ -161,10 +165,10 @@ impl GroupSpans {
         Ok(Some(Arc::new(Self { api, group: profiling.span(&What::Group), is_captured })))
     }
 
-    /// A collective of the group; `launches` are its channels.
+    /// A collective of the group with the tag that the program gave it, run so on so many channels.
     pub fn collective(
         &self,
-        call: &Call,
+        (call, tag): (&Call, u64),
         stream: Stream,
         number: u64,
         (algorithm, route, channels): (&str, Route, u8),
@@ -179,7 +183,7 @@ impl GroupSpans {
             stream: stream.0,
             captured: self.is_captured,
         };
-        let api = self.api.as_ref()?.child(&api)?;
+        let api = self.api.as_ref()?.child_of_group(None, (&api, tag))?;
         // NCCL's spelling; an executor that NCCL does not have stands behind the algorithm.
         let mut algo = algorithm.to_ascii_uppercase();
         if route.is_fused() || route.is_copied() {
@@ -200,7 +204,7 @@ impl GroupSpans {
             proto: &proto,
             group: None,
         };
-        api.child_of_group(self.group.as_ref(), &what)
+        api.child_of_group(self.group.as_ref(), (&what, tag))
     }
 
     /// A message of the group.
@@ -211,7 +215,7 @@ impl GroupSpans {
         let api = self.api.as_ref()?.child(&api)?;
         let (buff, peer) = (message.addr, message.peer);
         let what = What::P2p { func, buff, datatype, count, peer, channels: 1, group: None };
-        api.child_of_group(self.group.as_ref(), &what)
+        api.child_of_group(self.group.as_ref(), (&what, 0))
     }
 
     /// A launch of the group is put on a stream; what the returned span lasts.
@@ -276,7 +280,7 @@ mod tests {
         fn start(&self, event: &Event<'_>) -> Option<EventHandle> {
             let (group, text) = match &event.what {
                 What::Group => (None, "group".to_owned()),
-                What::Coll { group, algo, proto, .. } => (*group, format!("{algo} {proto}")),
+                What::Coll { group, algo, proto, .. } => (*group, format!("{algo} {proto} {}", event.tag)),
                 _ => return None,
             };
             let mut seen = self.0.lock().unwrap();
@@ -303,9 +307,9 @@ mod tests {
         };
         let device = hawser_device::host::HostDevice::beside().unwrap();
         let spans = GroupSpans::start(&profiling, &device, Stream(0)).unwrap().unwrap();
-        let event = spans.collective(&call, Stream(0), 0, ("Ring", Route::SIMPLE, 1));
+        let event = spans.collective((&call, 9), Stream(0), 0, ("Ring", Route::SIMPLE, 1));
         assert!(event.is_some());
         let group = (None, None, "group".to_owned());
-        assert_eq!(*seen.lock().unwrap(), [group, (None, Some(EventHandle(1)), "RING SIMPLE".to_owned())]);
+        assert_eq!(*seen.lock().unwrap(), [group, (None, Some(EventHandle(1)), "RING SIMPLE 9".to_owned())]);
     }
 }

@@ -232,7 +232,8 @@ impl<'a> Collectives<'a> {
         let choice = &chosen.choice;
         comm.log_call(call, choice, blocks, number);
         let names = (choice.key.algorithm.name(), choice.route, blocks);
-        let event = self.spans.and_then(|spans| spans.collective(call, stream, number, names));
+        let tagged = (call, options.tag);
+        let event = self.spans.and_then(|spans| spans.collective(tagged, stream, number, names));
         let resolved = Resolved { compiled, call: *call, number, sequence, event, timed };
         if self.is_alone {
             return self.launch_alone(resolved);

@@ -203,8 +203,8 @@ impl TunerContext for Halver {
         if question.bytes == 1 {
             return Ok(format!("{candidates:?}"));
         }
-        let Question { data_type, op, in_graph, trial, .. } = question;
-        Ok(format!("{data_type:?} {op:?} {in_graph:?} {trial:?} {}", candidates.len()))
+        let Question { data_type, op, in_graph, trial, rule, .. } = question;
+        Ok(format!("{data_type:?} {op:?} {in_graph:?} {trial:?} {rule:?} {}", candidates.len()))
     }
 }
 

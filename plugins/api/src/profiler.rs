@@ -86,6 +86,9 @@ pub struct Event<'a> {
     pub rank: u32,
     /// Kind and particulars.
     pub what: What<'a>,
+    /// The number that the program gave the call (`ncclCollConfig_t::userProfilerTag`); 0 for none. Events of
+    /// a collective and of its call have it, as far as the host knows tags.
+    pub tag: u64,
 }
 
 /// The particulars of an event. NCCL's names and units.

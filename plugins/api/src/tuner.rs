@@ -219,6 +219,18 @@ pub struct Question {
     pub in_graph: Option<bool>,
     /// The number of the trial that the operation is for; None = it is for none. See [`TunerContext::trial`].
     pub trial: Option<u32>,
+    /// The rule that the call asks for, as the [`rule_id`] of its name: no other rule counts for it. None = it
+    /// asks for none.
+    pub rule: Option<u64>,
+}
+
+/// The number that stands for the name of a rule in questions: equal on all hosts and builds (FNV-1a), never
+/// 0.
+pub fn rule_id(name: &str) -> u64 {
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    hash.max(1)
 }
 
 impl Question {
@@ -233,6 +245,7 @@ impl Question {
             op: None,
             in_graph: None,
             trial: None,
+            rule: None,
         }
     }
 }

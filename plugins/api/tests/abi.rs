@@ -11,7 +11,7 @@ use hawser_plugin::net::{MemoryKinds, NetConfig, Receiver, Region, Registration,
 use hawser_plugin::profiler::{Event, EventHandle, EventMask, EventState, ProfilerConfig, StateArgs, What};
 use hawser_plugin::tuner::{
     Algorithm, Answer, Candidate, Decision, Executor, Function, Protocol, Question, Reduction, SettingsFile,
-    Status, TunerConfig,
+    Status, TunerConfig, rule_id,
 };
 use hawser_plugin::{Component, ErrorKind, Log};
 
@@ -162,7 +162,7 @@ fn a_tuner_says_what_it_depends_on_and_why() {
     }
     let why = |question: &Question| context.why(question, &[candidate; 2]).unwrap();
     let mut question = Question::new(Function::AllReduce, 4096);
-    assert_eq!(why(&question), "None None None None 2");
+    assert_eq!(why(&question), "None None None None None 2");
     assert!(context.wants_in_graph() && context.wants_times());
     assert_eq!((context.trial(4), context.trial(5)), (Some(4), None));
     for (data_type, op, in_graph) in [
@@ -171,11 +171,11 @@ fn a_tuner_says_what_it_depends_on_and_why() {
         (DataType::Float32, Reduction::Avg, false),
     ] {
         (question.data_type, question.op, question.in_graph) = (Some(data_type), Some(op), Some(in_graph));
-        question.trial = Some(op as u32);
-        let trial = op as u32;
+        let (trial, rule) = (op as u32, rule_id("mine") + u64::from(in_graph));
+        (question.trial, question.rule) = (Some(trial), Some(rule));
         assert_eq!(
             why(&question),
-            format!("Some({data_type:?}) Some({op:?}) Some({in_graph}) Some({trial}) 2")
+            format!("Some({data_type:?}) Some({op:?}) Some({in_graph}) Some({trial}) Some({rule}) 2")
         );
     }
 }
@@ -324,7 +324,7 @@ fn a_profiler_that_panics_is_switched_off() {
     config.comm_name = Some("world".to_owned());
     let context = component!(Profiler).unwrap().open(&config).unwrap();
     assert_eq!(context.mask(), EventMask(3));
-    let event = |what| Event { parent: None, rank: 0, what };
+    let event = |what| Event { parent: None, rank: 0, what, tag: 0 };
     let handles: Vec<_> =
         [What::Group, What::ProxyCtrl, What::Group].map(|what| context.start(&event(what))).into();
     assert_eq!(handles, [Some(EventHandle(0)), None, Some(EventHandle(1))]);

@@ -53,7 +53,7 @@ fn open(plugin: &CPlugin) -> Box<dyn ProfilerContext> {
 }
 
 fn event(parent: u64, what: What<'_>) -> Event<'_> {
-    Event { parent: Some(EventHandle(parent)).filter(|parent| parent.0 != 0), rank: 5, what }
+    Event { parent: Some(EventHandle(parent)).filter(|parent| parent.0 != 0), rank: 5, what, tag: 0 }
 }
 
 /// One event of every kind, in the order of their bits. Group 0xa0, calls 0xb0, tasks 0xc0 are their parents.

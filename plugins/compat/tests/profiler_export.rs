@@ -158,7 +158,7 @@ fn imported() -> [(u32, Arc<dyn Profiler>); 3] {
 }
 
 fn event(parent: Option<EventHandle>, what: What<'_>) -> Event<'_> {
-    Event { parent, rank: 5, what }
+    Event { parent, rank: 5, what, tag: 0 }
 }
 
 /// One event of every kind below the given ones.

@@ -1,6 +1,6 @@
 //! Names of events and their particulars, for people who look at the trace.
 
-use hawser_plugin::profiler::{EventMask, EventState, What};
+use hawser_plugin::profiler::{Event, EventMask, EventState, What};
 
 /// A particular of an event.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +60,15 @@ pub fn name(what: &What<'_>) -> String {
 }
 
 /// Everything else that the host said.
-pub fn particulars(what: &What<'_>) -> Particulars {
+pub fn particulars(event: &Event<'_>) -> Particulars {
+    let mut all = of_kind(&event.what);
+    if event.tag != 0 {
+        all.push(("tag", Value::Number(event.tag)));
+    }
+    all
+}
+
+fn of_kind(what: &What<'_>) -> Particulars {
     let text = |text: &str| Value::Text(text.to_owned());
     let small = |number: u32| Value::Number(number.into());
     match *what {

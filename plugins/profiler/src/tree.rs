@@ -98,7 +98,7 @@ impl Tree {
             parent,
             kind: describe::index(kind),
             name: describe::name(&event.what),
-            particulars: describe::particulars(&event.what),
+            particulars: describe::particulars(event),
             thread,
             start: now,
             end: now,
@@ -259,7 +259,7 @@ mod tests {
 
         fn start(&mut self, id: u64, parent: u64, what: What<'_>, now: u64) -> bool {
             let parent = Some(EventHandle(parent)).filter(|parent| parent.0 != 0);
-            self.0.start(id, &Event { parent, rank: 0, what }, 5, now)
+            self.0.start(id, &Event { parent, rank: 0, what, tag: 0 }, 5, now)
         }
 
         fn stop(&mut self, id: u64, now: u64) {

@@ -45,7 +45,7 @@ fn a_trace_that_reaches_the_limit_of_a_files_size_stays_whole() {
                 stream,
                 captured: false,
             };
-            context.stop(context.start(&Event { parent: None, rank: 0, what: call }).unwrap());
+            context.stop(context.start(&Event { parent: None, rank: 0, what: call, tag: 0 }).unwrap());
         }
     };
     // The first batch fits, and is in the file before the rest comes, which does not.

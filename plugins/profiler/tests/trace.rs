@@ -56,7 +56,7 @@ fn coll(channels: u8) -> What<'static> {
 }
 
 fn start(context: &dyn ProfilerContext, parent: Option<EventHandle>, what: What<'_>) -> EventHandle {
-    context.start(&Event { parent, rank: 0, what }).unwrap()
+    context.start(&Event { parent, rank: 0, what, tag: 0 }).unwrap()
 }
 
 fn trace(file: &Path) -> Vec<Value> {
@@ -85,7 +85,8 @@ fn a_collective_spans_its_children() {
         captured: false,
     };
     let call = start(context_of, None, api);
-    let task = start(context_of, Some(call), coll(1));
+    let tagged = Event { parent: Some(call), rank: 0, what: coll(1), tag: 77 };
+    let task = context_of.start(&tagged).unwrap();
     context.stop(task);
     context.stop(call);
     let send = What::ProxyOp { pid, channel: 0, peer: 3, steps: 4, chunk_bytes: 65536, is_send: true };
@@ -111,6 +112,7 @@ fn a_collective_spans_its_children() {
     let (task, op, step, kernel) =
         (begin("coll"), begin("proxy_op"), begin("proxy_step"), begin("kernel_ch"));
     assert_eq!(task["parent"], call["args"]["event"]);
+    assert_eq!((&task["tag"], call["args"].get("tag")), (&json!(77), None));
     assert_eq!((&op["parent"], &kernel["parent"]), (&task["event"], &task["event"]));
     assert_eq!((&step["parent"], &step["bytes"]), (&op["event"], &json!(65536)));
     assert_eq!(step["states_us"][0][0], json!("send_wait"));
@@ -181,7 +183,7 @@ fn without_a_file_events_are_counted() {
     let profiler = TraceProfiler::new(Settings { mask: EventMask::COLL, file: None, ..Settings::default() });
     let (context, lines) = open(&profiler, 0);
     for _ in 0..3 {
-        assert_eq!(context.start(&Event { parent: None, rank: 0, what: coll(1) }), None);
+        assert_eq!(context.start(&Event { parent: None, rank: 0, what: coll(1), tag: 0 }), None);
     }
     context.stop(EventHandle(1));
     drop(context);
@@ -205,7 +207,7 @@ fn too_many_open_events_are_dropped_and_said() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("trace.json");
     let (context, lines) = open(&profiler(&file, 0x7fff), 0);
-    let group = || context.start(&Event { parent: None, rank: 0, what: What::Group });
+    let group = || context.start(&Event { parent: None, rank: 0, what: What::Group, tag: 0 });
     let kept = (0..20_000).filter(|_| group().is_some()).count();
     assert_eq!(kept, 1 << 14);
     drop(context);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use hawser_plugin::tuner::{
     Agreement, Algorithm, Answer, Candidate, Decision, Executor, Function, Question, TunerConfig,
-    TunerContext,
+    TunerContext, rule_id,
 };
 use hawser_plugin::{Log, Result, Subsys};
 
@@ -39,6 +39,8 @@ struct Entry {
 
 struct Armed {
     rule: Rule,
+    /// The [`rule_id`] of its name.
+    id: Option<u64>,
     /// It was said that nothing of it is possible, or that the host tells too little.
     said: AtomicBool,
 }
@@ -125,7 +127,11 @@ impl Engine {
             let mask = |rule: &Rule| rule.when.collectives == 0 || rule.when.collectives >> number & 1 != 0;
             fitting.iter().enumerate().filter(|(_, rule)| mask(rule)).map(entry).collect()
         });
-        let armed = |rule: &Rule| Armed { rule: resolved(rule, &job.programs), said: AtomicBool::new(false) };
+        let armed = |rule: &Rule| Armed {
+            rule: resolved(rule, &job.programs),
+            id: rule.name.as_deref().map(rule_id),
+            said: AtomicBool::new(false),
+        };
         Self {
             rules: fitting.into_iter().map(armed).collect(),
             of,
@@ -204,6 +210,10 @@ impl Engine {
             let armed = &self.rules[entry.at];
             let rule = &armed.rule;
             if !counts(rule) {
+                continue;
+            }
+            if question.rule.is_some() && question.rule != armed.id {
+                see(armed, Outcome::Other("name"));
                 continue;
             }
             if let Err(key) = rule.when.fits_call(question) {
@@ -307,6 +317,11 @@ impl TunerContext for Engine {
             }
         };
         self.rules.iter().for_each(|armed| add(format!("{}\n", armed.rule)));
+        // A call may ask for a rule by its name.
+        self.rules
+            .iter()
+            .filter_map(|armed| armed.rule.name.as_ref())
+            .for_each(|name| add(format!("{name:?}\n")));
         if let Some(adaptive) = self.adaptive {
             add(format!("{}\n", adaptive::describe(adaptive)));
             self.avoid.iter().for_each(|rule| add(format!("avoid {rule}\n")));

@@ -367,3 +367,28 @@ pub fn several(ranks: usize) -> Vec<Comm> {
     ok(ncclCommInitAll(comms.as_mut_ptr(), count, null()));
     comms
 }
+
+/// `hawserDecision_t`, as bytes.
+#[repr(C, align(8))]
+struct Decision([u8; 448]);
+
+// SAFETY: the signature is `hawser.h`'s. Safe to call from these tests, which pass live memory.
+unsafe extern "C" {
+    safe fn hawserLastDecision(
+        comm: Comm,
+        decision: *mut Decision,
+        text: *mut c_char,
+        capacity: usize,
+    ) -> c_int;
+}
+
+/// The algorithm and the channels of a communicator's last operation.
+pub fn last_decision(comm: Comm) -> (String, u32) {
+    let mut decision = Decision([0; 448]);
+    decision.0[..8].copy_from_slice(&448u64.to_ne_bytes());
+    decision.0[8..12].copy_from_slice(&0x5241_5748u32.to_ne_bytes());
+    decision.0[12..16].copy_from_slice(&2u32.to_ne_bytes());
+    ok(hawserLastDecision(comm, &mut decision, null_mut(), 0));
+    let name = CStr::from_bytes_until_nul(&decision.0[88..152]).unwrap().to_str().unwrap();
+    (name.to_owned(), u32::from_ne_bytes(decision.0[36..40].try_into().unwrap()))
+}

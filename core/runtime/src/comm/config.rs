@@ -28,8 +28,6 @@ pub struct Config {
     pub host: Option<String>,
     /// Signals and contexts of one-sided transfers, alike on all ranks.
     pub rma: Limits,
-    /// Children share resources (accepted; every communicator has its own in this version).
-    pub split_share: bool,
 }
 
 impl Default for Config {
@@ -45,7 +43,6 @@ impl Default for Config {
             traffic_class: None,
             host: None,
             rma: Limits { signals: 1, contexts: 1 },
-            split_share: false,
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! The handle that programs have of it, and how it comes up and ends, is in [`crate::comm`].
 
+mod choice;
 mod deferred_free;
 mod inter_node;
 mod loaded_program;
@@ -12,7 +13,6 @@ mod single_rank;
 pub mod sm_free;
 mod stream_ops;
 
-use std::borrow::Cow;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
@@ -33,7 +33,7 @@ use hawser_plan::executor::interpreter::lower;
 use hawser_plan::executor::launch::{LaunchPlan, device_op};
 use hawser_plan::executor::{self, Decided, Plan};
 use hawser_plan::layout::HeapLayout;
-use hawser_plan::{Call, CallOptions, PlanConfig, ReduceOp, Selection, Topology};
+use hawser_plan::{Call, CallOptions, PlanConfig, ReduceOp, Topology};
 use rustc_hash::FxHashMap;
 
 use self::deferred_free::Remains;
@@ -200,8 +200,12 @@ impl CommState {
         number: u64,
     ) -> Result<(Arc<Compiled>, Option<TimedOp>)> {
         let mut choices = lock(&self.choices)?;
-        let (attributes, is_timed) = self.attributes(&choices.tuners, call, stream, number)?;
-        let key = CallKey::new(call, attributes, options);
+        let (mut attributes, mut is_timed) = self.attributes(&choices.tuners, call, stream, number)?;
+        if options.rule.is_some() {
+            // A call that names its rule is no trial, and nothing is learned from it.
+            (attributes.rule, attributes.trial, is_timed) = (options.rule, None, false);
+        }
+        let key = CallKey::new(call, attributes, options.deciding());
         let compiled = match choices.cache.find(&key, number) {
             Some(compiled) => compiled,
             None => {
@@ -232,7 +236,7 @@ impl CommState {
         // What is captured keeps its plan: nothing is tried there, and nobody knows when it runs.
         let trial = trial.filter(|_| !in_graph);
         Ok((
-            CallAttributes { in_graph: in_graph && wants.in_graph, registered, trial },
+            CallAttributes { in_graph: in_graph && wants.in_graph, registered, trial, rule: None },
             is_timed && !in_graph,
         ))
     }
@@ -271,46 +275,6 @@ impl CommState {
         let again = call.op != ReduceOp::PreMulSum && Arc::ptr_eq(&choices.tuners, tuners);
         choices.cache.keep(key, number, &compiled, again);
         Ok(compiled)
-    }
-
-    /// The choice for a call with options, and the settings that it was made by.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if the call insists on a selection that leaves nothing.
-    fn choose_by_options(
-        &self,
-        call: &Call,
-        key: CallKey,
-        tuners: &Tuners,
-    ) -> Result<(TunedDecision, Cow<'_, PlanConfig>)> {
-        let CallKey { attributes, options, .. } = key;
-        let config_of = |options: &CallOptions| match options.is_default() {
-            true => Cow::Borrowed(&self.plan_config),
-            false => Cow::Owned(self.plan_config.of_call(call.collective, options)),
-        };
-        let config = config_of(&options);
-        match tuners.choose(call, attributes, &self.topology, &config) {
-            Ok(chosen) => Ok((chosen, config)),
-            Err(error) if options.selection.is_free() => Err(error),
-            Err(error) if options.is_forced => {
-                let text = format!("config->algSelection cannot be kept: {error}");
-                Err(Error::invalid_argument(text)
-                    .remedy("set forceAlgSelection = 0 to let the library choose"))
-            }
-            Err(error) => {
-                log::info(Subsys::Tuning, || {
-                    format!("config->algSelection cannot be kept, so the choice is free: {error}")
-                });
-                let config = config_of(&CallOptions { selection: Selection::default(), ..options });
-                Ok((tuners.choose(call, attributes, &self.topology, &config)?, config))
-            }
-        }
-    }
-
-    /// The choice for a call, by the cost model and what tuners make of it.
-    pub fn choose(&self, call: &Call) -> Result<Decision> {
-        let tuners = lock(&self.choices)?.tuners.clone();
-        Ok(tuners.choose(call, CallAttributes::default(), &self.topology, &self.plan_config)?.choice)
     }
 
     /// Begins a launch of copy engines.

@@ -22,6 +22,8 @@ pub struct CallAttributes {
     pub registered: bool,
     /// The trial that it is for.
     pub trial: Option<u32>,
+    /// The only rule that counts, by the number of its name.
+    pub rule: Option<u64>,
 }
 
 /// Symmetric windows of a communicator on this rank.

@@ -70,6 +70,7 @@ pub fn question(call: &Call, attributes: CallAttributes, topology: &Topology) ->
     question.op = call.collective.reduces().then(|| plugin_types::reduction(call.op));
     (question.in_graph, question.registered, question.trial) =
         (Some(attributes.in_graph), attributes.registered, attributes.trial);
+    question.rule = attributes.rule;
     Some(question)
 }
 

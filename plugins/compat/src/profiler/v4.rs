@@ -123,7 +123,7 @@ unsafe impl Reads for V4 {
         if let What::Coll { group, .. } | What::P2p { group, .. } = &mut what {
             *group = parent;
         }
-        Some(Event { parent, rank: natural(descr.rank), what })
+        Some(Event { parent, rank: natural(descr.rank), what, tag: 0 })
     }
 
     unsafe fn state(state: c_int, args: *const Args) -> StateArgs {

@@ -114,7 +114,7 @@ unsafe impl Reads for V5 {
     ) -> Option<Event<'a>> {
         // SAFETY: the caller's promise.
         let what = unsafe { what(descr.kind, &descr.body, resolve) }?;
-        Some(Event { parent: resolve(descr.parent), rank: natural(descr.rank), what })
+        Some(Event { parent: resolve(descr.parent), rank: natural(descr.rank), what, tag: 0 })
     }
 
     unsafe fn state(state: c_int, args: *const Args) -> StateArgs {

@@ -137,7 +137,7 @@ unsafe impl Reads for V6 {
                 _ => v5::what(descr.kind, &body.v5, resolve)?,
             }
         };
-        Some(Event { parent: resolve(descr.parent), rank: natural(descr.rank), what })
+        Some(Event { parent: resolve(descr.parent), rank: natural(descr.rank), what, tag: 0 })
     }
 
     unsafe fn state(state: c_int, args: *const Args) -> StateArgs {

@@ -26,7 +26,7 @@ fn the_library_writes_a_trace() {
     assert_eq!((found.symbol, found.plugin.name()), ("ncclProfiler_v6", "hawser"));
     let context = found.plugin.open(&ProfilerConfig::new(1, 8, 3, Log::silent())).unwrap();
     assert_eq!(context.mask(), EventMask::KERNEL_CH);
-    let start = |parent, what| context.start(&Event { parent, rank: 3, what }).unwrap();
+    let start = |parent, what| context.start(&Event { parent, rank: 3, what, tag: 0 }).unwrap();
     let group = start(None, What::Group);
     let kernel = start(Some(group), What::KernelCh { channel: 5, timer: 1 });
     context.stop(kernel);

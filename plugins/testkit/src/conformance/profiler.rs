@@ -68,7 +68,7 @@ struct Host<'a> {
 impl Host<'_> {
     fn start(&self, parent: Option<EventHandle>, what: What<'_>) -> Option<EventHandle> {
         let wanted = self.all || self.context.mask().contains(what.kind());
-        wanted.then(|| self.context.start(&Event { parent, rank: 1, what })).flatten()
+        wanted.then(|| self.context.start(&Event { parent, rank: 1, what, tag: 0 })).flatten()
     }
 
     fn record(&self, event: Option<EventHandle>, state: EventState, args: StateArgs) {

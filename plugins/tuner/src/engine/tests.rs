@@ -60,6 +60,21 @@ const PAIRS: Way = (Algorithm::ALL_PAIRS, Interpreter, Protocol::Simple);
 const FUSED: Way = (Algorithm::ALL_PAIRS, Fused, Protocol::Ll128);
 
 #[test]
+fn a_call_that_names_its_rule_is_decided_by_no_other() {
+    let text = "[[rule]]\nuse = { algorithm = \"ring\" }\n\
+                [[rule]]\nname = \"mine\"\nmatch = { bytes = \"1K..1M\" }\nuse = { algorithm = \"tree\" }";
+    let engine = engine(text);
+    let ask = |bytes, rule: Option<&str>| {
+        let mut question = question(bytes);
+        question.rule = rule.map(rule_id);
+        asked(&engine, &question).0
+    };
+    assert_eq!([ask(4096, None), ask(4096, Some("mine"))], [Some(RING), Some(TREE)]);
+    // Its conditions still count, and a name that is not there is nobody's.
+    assert_eq!([ask(64, Some("mine")), ask(4096, Some("Mine")), ask(4096, Some(""))], [None; 3]);
+}
+
+#[test]
 fn the_cheapest_of_what_an_action_means_is_taken() {
     for (action, taken) in [
         ("algorithm = \"ring\"", RING),
@@ -267,7 +282,7 @@ fn trials_and_what_is_learned_have_the_channels_and_chunk_of_the_users_rules() {
 fn equal_rules_agree_wherever_they_stand() {
     let digest = |text: &str| engine(text).agreement().unwrap().digest;
     let rule = "[[rule]]\nuse = { algorithm = \"tree\" }\n";
-    let named = "# comment\n\n[[rule]]\nname = \"x\"\nuse = [{ algorithm = \"Tree\" }]\n";
+    let named = "# comment\n\n[[rule]]\nuse = [{ algorithm = \"Tree\" }]\n";
     assert_eq!(digest(rule), digest(named));
     let other_job = format!("{rule}[[rule]]\nmatch.ranks = 9\nuse = {{ algorithm = \"ring\" }}");
     assert_eq!(digest(rule), digest(&other_job), "rules that do not count are not compared");
@@ -276,6 +291,8 @@ fn equal_rules_agree_wherever_they_stand() {
         rule.replace("tree", "ring"),
         format!("never_worse = true\n{rule}"),
         format!("{rule}priority = 2"),
+        // A call may ask for it.
+        format!("{rule}name = \"x\""),
         format!("{rule}match.bytes = \"..4K\""),
         rule.replace("\"tree\"", "\"tree\", chunk = \"4K\""),
         format!("{rule}{rule}"),

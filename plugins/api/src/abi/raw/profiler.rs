@@ -54,6 +54,9 @@ pub struct RawEvent<'a> {
     pub texts: [RStr<'a>; 8],
 }
 
+/// The word of every event that has the tag of its call; older hosts leave 0 there, which is no tag.
+const TAG: usize = 15;
+
 impl<'a> From<&Event<'a>> for RawEvent<'a> {
     fn from(event: &Event<'a>) -> Self {
         let (group, words, texts) = pack(&event.what);
@@ -67,6 +70,7 @@ impl<'a> From<&Event<'a>> for RawEvent<'a> {
             texts: [RStr::empty(); 8],
         };
         raw.words[..7].copy_from_slice(&words);
+        raw.words[TAG] = event.tag;
         texts.iter().zip(&mut raw.texts).for_each(|(text, place)| *place = RStr::from(*text));
         raw
     }
@@ -76,7 +80,7 @@ impl<'a> RawEvent<'a> {
     /// None for kinds that this side does not know.
     pub fn plain(&self) -> Option<Event<'a>> {
         let parent = (self.given & 1 != 0).then_some(EventHandle(self.parent));
-        Some(Event { parent, rank: self.rank, what: unpack(self)? })
+        Some(Event { parent, rank: self.rank, what: unpack(self)?, tag: self.words[TAG] })
     }
 }
 
@@ -276,7 +280,7 @@ mod tests {
         assert_eq!(kinds, (0..15).map(|bit| 1 << bit).collect::<Vec<u64>>(), "the list below is complete");
         for parent in [None, Some(EventHandle(0)), Some(EventHandle(17))] {
             for what in all() {
-                let event = Event { parent, rank: 11, what };
+                let event = Event { parent, rank: 11, what, tag: u64::MAX };
                 assert_eq!(RawEvent::from(&event).plain().as_ref(), Some(&event));
             }
         }
@@ -284,7 +288,7 @@ mod tests {
 
     #[test]
     fn events_of_newer_hosts_are_nothing() {
-        let mut raw = RawEvent::from(&Event { parent: None, rank: 0, what: What::Group });
+        let mut raw = RawEvent::from(&Event { parent: None, rank: 0, what: What::Group, tag: 0 });
         raw.kind = 1 << 40;
         assert_eq!(raw.plain(), None);
     }

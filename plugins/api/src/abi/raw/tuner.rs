@@ -73,7 +73,7 @@ pub struct RawTunerConfig {
 
 /// [`Question`]. Bits of `flags`: 0 registered, 1 whether in a graph is known, 2 it is. `room[0]`: one more
 /// than the number of the data type, and from bit 32 on one more than that of the reduction; 0 = not given.
-/// `room[1]`: one more than the trial.
+/// `room[1]`: one more than the trial. `room[2]`: the rule.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct RawQuestion {
@@ -94,7 +94,7 @@ impl From<&Question> for RawQuestion {
             room: [
                 q.data_type.map_or(0, |t| t as u64 + 1) | q.op.map_or(0, |op| (op as u64 + 1) << 32),
                 q.trial.map_or(0, |trial| u64::from(trial) + 1),
-                0,
+                q.rule.unwrap_or(0),
                 0,
                 0,
             ],
@@ -118,6 +118,7 @@ impl RawQuestion {
             op: nth(&Reduction::ALL, self.room[0] >> 32),
             in_graph: (self.flags & 2 != 0).then_some(self.flags & 4 != 0),
             trial: self.room[1].checked_sub(1).and_then(|trial| u32::try_from(trial).ok()),
+            rule: (self.room[2] != 0).then_some(self.room[2]),
         })
     }
 }

@@ -1,0 +1,84 @@
+//! The choice for a call: what its options leave, and what tuners make of that.
+
+use std::borrow::Cow;
+
+use hawser_base::error::{Error, Result};
+use hawser_base::lock::lock;
+use hawser_base::log::{self, Subsys};
+use hawser_plan::choose::Decision;
+use hawser_plan::{Call, CallOptions, PlanConfig, Selection};
+
+use super::CommState;
+use super::plan_cache::CallKey;
+use crate::tuning::{CallAttributes, TunedDecision, Tuners};
+
+impl CommState {
+    /// The choice for a call with options, and the settings that it was made by.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the call insists on a selection that leaves nothing.
+    pub(super) fn choose_by_options(
+        &self,
+        call: &Call,
+        key: CallKey,
+        tuners: &Tuners,
+    ) -> Result<(TunedDecision, Cow<'_, PlanConfig>)> {
+        let CallKey { attributes, options, .. } = key;
+        let config_of = |options: &CallOptions| match options.is_default() {
+            true => Cow::Borrowed(&self.plan_config),
+            false => Cow::Owned(self.plan_config.of_call(call.collective, options)),
+        };
+        let config = config_of(&options);
+        match tuners.choose(call, attributes, &self.topology, &config) {
+            Ok(chosen) if options.rule.is_some() && chosen.choice.why.rule.is_none() => {
+                self.choose_without_rule(call, key, tuners, config)
+            }
+            Ok(chosen) => Ok((chosen, config)),
+            Err(error) if options.selection.is_free() => Err(error),
+            Err(error) if options.is_forced => {
+                let text = format!("config->algSelection cannot be kept: {error}");
+                Err(Error::invalid_argument(text)
+                    .remedy("set forceAlgSelection = 0 to let the library choose"))
+            }
+            Err(error) => {
+                log::info(Subsys::Tuning, || {
+                    format!("config->algSelection cannot be kept, so the choice is free: {error}")
+                });
+                let config = config_of(&CallOptions { selection: Selection::default(), ..options });
+                Ok((tuners.choose(call, attributes, &self.topology, &config)?, config))
+            }
+        }
+    }
+
+    /// The choice for a call whose rule does not decide: the other rules count, if the call lets them.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the call insists on its rule.
+    fn choose_without_rule<'a>(
+        &self,
+        call: &Call,
+        key: CallKey,
+        tuners: &Tuners,
+        config: Cow<'a, PlanConfig>,
+    ) -> Result<(TunedDecision, Cow<'a, PlanConfig>)> {
+        let bytes = call.total_bytes(self.topology.size());
+        let text = format!(
+            "config->ext: the rule that HAWSER_OPTION_RULE names does not decide {} of {bytes} bytes: it is \
+             not there, is for other calls, or is impossible here",
+            call.collective.name()
+        );
+        if key.options.is_forced {
+            return Err(Error::invalid_argument(text)
+                .remedy("ask hawser rules explain, or set forceAlgSelection = 0 to let the library choose"));
+        }
+        log::info(Subsys::Tuning, || format!("{text}, so the choice is free"));
+        let attributes = CallAttributes { rule: None, ..key.attributes };
+        Ok((tuners.choose(call, attributes, &self.topology, &config)?, config))
+    }
+
+    /// The choice for a call, by the cost model and what tuners make of it.
+    pub fn choose(&self, call: &Call) -> Result<Decision> {
+        let tuners = lock(&self.choices)?.tuners.clone();
+        Ok(tuners.choose(call, CallAttributes::default(), &self.topology, &self.plan_config)?.choice)
+    }
+}
