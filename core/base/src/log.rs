@@ -198,13 +198,20 @@ pub fn communicator_span(comm_id: Option<u64>, name: Option<&str>, rank: u32) ->
 
 /// Enters the spans of putting `calls` calls of a communicator on the device. Where nobody wants spans this
 /// is one relaxed load.
+#[inline]
 pub fn enter_operation(comm_id: u64, name: &str, rank: u32, calls: usize) -> Option<[EnteredSpan; 2]> {
-    (Level::INFO <= LevelFilter::current()).then(|| {
-        let communicator = communicator_span(Some(comm_id), Some(name), rank).entered();
-        let operation = tracing::info_span!(target: "hawser", "operation", calls).entered();
-        // The inner one is left first.
-        [operation, communicator]
-    })
+    if Level::INFO > LevelFilter::current() {
+        return None;
+    }
+    Some(enter_operation_spans(comm_id, name, rank, calls))
+}
+
+#[cold]
+fn enter_operation_spans(comm_id: u64, name: &str, rank: u32, calls: usize) -> [EnteredSpan; 2] {
+    let communicator = communicator_span(Some(comm_id), Some(name), rank).entered();
+    let operation = tracing::info_span!(target: "hawser", "operation", calls).entered();
+    // The inner one is left first.
+    [operation, communicator]
 }
 
 /// Enters the span of what happens to the connections with another rank. Where nobody wants spans this is
@@ -215,6 +222,7 @@ pub fn enter_connection(rank: u32, peer: u32) -> Option<EnteredSpan> {
 }
 
 /// A line of a subsystem; `text` is made only when it is wanted.
+#[inline]
 pub fn info(subsys: Subsys, text: impl FnOnce() -> String) {
     if wants(subsys) {
         subsys.inform(&text());
@@ -250,6 +258,7 @@ pub fn dump(text: &str, file: Option<&str>) {
 }
 
 /// Returns whether anybody wants the lines of a subsystem.
+#[inline]
 pub fn wants(subsys: Subsys) -> bool {
     // Where nobody wants anything, the relaxed load behind `current` is all that happens.
     Level::INFO <= LevelFilter::current() && subsys.is_wanted()

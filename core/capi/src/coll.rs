@@ -100,7 +100,7 @@ nccl_api! {
 
 impl Request {
     fn submit(self) -> Result<()> {
-        grouped(self.comm.ready().and_then(|handle| handle.name(self.submit_to(&handle))))
+        grouped(self.comm.operable().and_then(|handle| handle.name(self.submit_to(&handle))))
     }
 
     fn submit_to(&self, handle: &Arc<Handle>) -> Result<()> {

@@ -93,9 +93,12 @@ impl CommConfig {
 /// # Errors
 /// `InvalidArgument` for a struct without initialiser, for a word or a policy that is none, and for a list of
 /// options without end.
-pub fn read_call(config: In<NcclCollConfig>, handle: &Handle) -> Result<(CallOptions, Option<u64>)> {
+pub fn read_call(
+    config: In<NcclCollConfig>,
+    handle: &Handle,
+) -> Result<(Option<Box<CallOptions>>, Option<u64>)> {
     if config.is_null() {
-        return Ok((CallOptions::default(), None));
+        return Ok((None, None));
     }
     let raw = config.read_versioned("config", NcclCollConfig::UNDEFINED, API_MAGIC)?;
     if raw.size < LEAST_CALL_BYTES {
@@ -126,6 +129,7 @@ pub fn read_call(config: In<NcclCollConfig>, handle: &Handle) -> Result<(CallOpt
         copy_engines: (raw.CTAPolicy != UNDEF_INT).then_some(raw.CTAPolicy & CTA_POLICY_ZERO != 0),
         ..asked
     };
+    let options = Some(Box::new(options)).filter(|options| **options != CallOptions::default());
     Ok((options, event))
 }
 

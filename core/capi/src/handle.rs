@@ -99,6 +99,15 @@ impl CommPtr {
     /// As [`CommPtr::live`], what made bring-up fail, and `InvalidArgument` before a non-blocking call is
     /// over.
     pub fn ready(self) -> Result<Arc<Handle>> {
+        let handle = self.operable()?;
+        handle.comm.bring_up_error().map_or(Ok(handle), Err)
+    }
+
+    /// As [`CommPtr::ready`], for calls that look themselves at why bring-up failed: operations.
+    ///
+    /// # Errors
+    /// As [`CommPtr::live`], and `InvalidArgument` before a non-blocking call is over.
+    pub fn operable(self) -> Result<Arc<Handle>> {
         let handle = self.live()?;
         if !handle.blocking
             && handle.comm.async_error().is_some_and(|error| error.kind == ErrorKind::InProgress)
@@ -109,7 +118,7 @@ impl CommPtr {
             ))
             .remedy("poll ncclCommGetAsyncError until it says ncclSuccess"));
         }
-        handle.comm.bring_up_error().map_or(Ok(handle), Err)
+        Ok(handle)
     }
 
     /// The communicator once its bring-up is over, also while a call on it is in progress: those that end

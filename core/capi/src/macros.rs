@@ -22,7 +22,9 @@ macro_rules! nccl_api {
         #[allow(non_snake_case, clippy::too_many_arguments)] // parameters are NCCL's
         extern "C" fn $twin($($arg: $type),*) -> nccl_api!(@type $($value)?) {
             let run = move || -> hawser_runtime::Result<nccl_api!(@result $($value)?)> {
-                $crate::macros::trace(stringify!($name), &[$((stringify!($arg), &$arg)),*]);
+                $crate::macros::trace(stringify!($name), || {
+                    $crate::macros::arguments(&[$((stringify!($arg), &$arg)),*])
+                });
                 $body
             };
             nccl_api!(@guard stringify!($name), run $(, $value, $fallback)?)
@@ -103,7 +105,9 @@ macro_rules! hawser_api {
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($arg: $type),*) -> std::ffi::c_int {
             $crate::macros::guard(stringify!($name), move || {
-                $crate::macros::trace(stringify!($name), &[$((stringify!($arg), &$arg)),*]);
+                $crate::macros::trace(stringify!($name), || {
+                    $crate::macros::arguments(&[$((stringify!($arg), &$arg)),*])
+                });
                 $body
             })
         }
@@ -125,12 +129,17 @@ pub fn guard_value<T>(api: &'static str, fallback: T, body: impl FnOnce() -> Res
 }
 
 /// Logs a call with its arguments at `NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=CALL`.
-pub fn trace(api: &str, args: &[(&str, &dyn std::fmt::Debug)]) {
+#[inline]
+pub fn trace(api: &str, arguments: impl FnOnce() -> String) {
     env::settings(); // the first call of the process sets up the log
-    log::info(Subsys::Call, || {
-        let args: Vec<String> = args.iter().map(|(name, value)| format!("{name}={value:?}")).collect();
-        format!("{api}({})", args.join(", "))
-    });
+    log::info(Subsys::Call, || format!("{api}({})", arguments()));
+}
+
+/// The arguments of a call with their names, for the log.
+#[cold]
+pub fn arguments(args: &[(&str, &dyn std::fmt::Debug)]) -> String {
+    let args: Vec<String> = args.iter().map(|(name, value)| format!("{name}={value:?}")).collect();
+    args.join(", ")
 }
 
 fn caught<T>(api: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T> {

@@ -117,5 +117,5 @@ fn message(
         submit(handle, addr, bytes as u64, peer)?;
         handle.progress()
     };
-    grouped(comm.ready().and_then(|handle| handle.name(checked(&handle))))
+    grouped(comm.operable().and_then(|handle| handle.name(checked(&handle))))
 }

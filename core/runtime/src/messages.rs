@@ -46,12 +46,8 @@ impl CommState {
         if let Some(kept) = &kept
             && self.submits_at_once()
         {
-            let (kernel, summary) = {
-                let kept = lock(kept)?;
-                (kept.plan.kernel, kept.summary)
-            };
-            self.announce(summary, number)?;
-            let batch = BatchLaunch { kernel, kept: kept.clone(), messages };
+            self.announce(lock(kept)?.summary, number)?;
+            let batch = BatchLaunch { kept: kept.clone(), messages };
             launches.push(Launch::new(self, Work::Batch(batch), place, stream));
             return Ok(());
         }
@@ -83,9 +79,11 @@ impl CommState {
             self.expect(&plan, &plan.args.inline_steps, |key| events.find(key));
         }
         let work = Work::of_plan(self.complete(plan, None, place.0)?, None);
-        let operations = events.0.iter().map(|(_, _, event)| event.clone()).collect();
         let mut launch = Launch::new(self, work, place, stream);
-        launch.events = Events { group: spans.cloned(), operations };
+        launch.events = spans.map(|spans| {
+            let operations = events.0.iter().map(|(_, _, event)| event.clone()).collect();
+            Events { group: spans.clone(), operations }
+        });
         Ok(launch)
     }
 
@@ -132,6 +130,9 @@ impl CommState {
         };
         let places = numbered.iter().map(place).collect();
         self.fill(&mut plan.args, false);
+        if let Some(kernels) = self.device.kernels() {
+            kernels.prepare(plan.kernel)?;
+        }
         Ok(Some(KeptBatch { plan, places, summary }))
     }
 }

@@ -7,6 +7,7 @@
 //! would wait for ever.
 
 use hawser_plan::p2p::Message;
+use smallvec::{SmallVec, smallvec};
 
 use crate::executor::interpreter::Messages;
 
@@ -15,22 +16,22 @@ pub type Phase = Messages;
 
 /// The messages of a group, phase by phase. Each comes with the number of nested groups that had been closed
 /// before it.
-pub fn phases(messages: impl Iterator<Item = (Message, u32)> + Clone) -> impl Iterator<Item = Phase> {
-    let is_nested = has_nested_groups(messages.clone());
-    let mut left = messages;
-    let mut next = left.next();
-    std::iter::from_fn(move || {
-        let (mut messages, mut received) = (Phase::new(), Received::default());
-        while let Some((message, nested)) = next.filter(|(message, nested)| !received.feeds(message, *nested))
-        {
-            if is_nested {
-                received.add(&message, nested);
-            }
-            messages.push(message);
-            next = left.next();
+pub fn phases(messages: impl Iterator<Item = (Message, u32)> + Clone) -> SmallVec<[Phase; 1]> {
+    if !has_nested_groups(messages.clone()) {
+        let all: Phase = messages.map(|(message, _)| message).collect();
+        return if all.is_empty() { SmallVec::new() } else { smallvec![all] };
+    }
+    let (mut phases, mut phase, mut received) = (SmallVec::new(), Phase::new(), Received::default());
+    for (message, nested) in messages {
+        if received.feeds(&message, nested) {
+            phases.push(std::mem::take(&mut phase));
+            received = Received::default();
         }
-        (!messages.is_empty()).then_some(messages)
-    })
+        received.add(&message, nested);
+        phase.push(message);
+    }
+    phases.push(phase);
+    phases
 }
 
 /// Whether messages of a group come from several nested groups: all others are one phase.
@@ -85,7 +86,7 @@ mod tests {
         let message = |&(send, addr, bytes, nested): &(bool, u64, u64, u32)| {
             (Message { peer: 1, send, addr, bytes }, nested)
         };
-        phases(messages.iter().map(message)).map(|phase| phase.len()).collect()
+        phases(messages.iter().map(message)).iter().map(|phase| phase.len()).collect()
     }
 
     #[test]

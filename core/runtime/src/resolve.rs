@@ -30,8 +30,8 @@ use crate::tuning::TimedOp;
 
 /// One call of a group.
 pub enum Item {
-    /// A collective.
-    Call(Call, CallOptions, Stream),
+    /// A collective, with the options of this call if it has any.
+    Call(Call, Option<Box<CallOptions>>, Stream),
     /// A one-sided operation.
     OneSided(RmaOp, Stream),
     /// An event of the program that is recorded when the group's launches begin.
@@ -49,7 +49,7 @@ pub enum Item {
 /// # Errors
 /// A call cannot be planned or connected, or the streams belong to different captures.
 pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -> Result<()> {
-    let streams = streams(items);
+    let Content { streams, has_calls, has_messages, has_others } = Content::of(items);
     let Some((&stream, others)) = streams.split_first() else { return Ok(()) };
     // Before anything has a number.
     if !others.is_empty() {
@@ -57,18 +57,84 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
     }
     let first_launch = launches.len();
     let spans = GroupSpans::start(&comm.profiling, &*comm.device, stream)?;
-    let mut collectives = Collectives::new(comm, stream, spans.as_ref(), launches);
-    collectives.is_alone = items.len() == 1;
-    for item in items {
-        if let Item::Call(call, options, _) = item {
-            collectives.add(call, *options)?;
+    let spans = spans.as_ref();
+    if has_calls {
+        resolve_collectives(comm, items, (stream, spans), launches)?;
+    }
+    if has_messages {
+        for messages in phases(messages(items)) {
+            comm.resolve_messages(messages, stream, spans, launches)?;
         }
     }
-    collectives.flush()?;
-    for messages in phases(messages(items)) {
-        comm.resolve_messages(messages, stream, spans.as_ref(), launches)?;
+    if has_others {
+        resolve_one_sided(comm, items, stream, launches);
+        resolve_records(comm, items, stream, (first_launch, launches));
     }
-    // What is put goes before all waits of the group.
+    if !others.is_empty()
+        && let [first, ..] = &mut launches[first_launch..]
+    {
+        first.around_mut().after = others.to_vec();
+        if let Some(last) = launches.last_mut() {
+            last.around_mut().before = others.to_vec();
+        }
+    }
+    Ok(())
+}
+
+/// The kinds of calls in a group: most groups have one kind, on one stream.
+#[derive(Default)]
+struct Content {
+    /// The streams, each once, in the order of the calls.
+    streams: SmallVec<[Stream; 4]>,
+    has_calls: bool,
+    has_messages: bool,
+    /// There are one-sided operations, or events to be recorded.
+    has_others: bool,
+}
+
+impl Content {
+    fn of(items: &[Item]) -> Self {
+        let mut content = Self::default();
+        for item in items {
+            let (stream, has) = match item {
+                Item::Call(_, _, stream) => (stream, &mut content.has_calls),
+                Item::Message(_, stream, _) => (stream, &mut content.has_messages),
+                Item::OneSided(_, stream) | Item::Record(_, stream) => (stream, &mut content.has_others),
+            };
+            *has = true;
+            if !content.streams.contains(stream) {
+                content.streams.push(*stream);
+            }
+        }
+        content
+    }
+}
+
+fn resolve_collectives(
+    comm: &Arc<CommState>,
+    items: &[Item],
+    (stream, spans): (Stream, Option<&Arc<GroupSpans>>),
+    launches: &mut Launches,
+) -> Result<()> {
+    let mut collectives = Collectives { comm, stream, spans, launches };
+    if let [Item::Call(call, options, _)] = items {
+        // A call that is the whole group has a launch of its own.
+        return match collectives.resolve(call, options.as_deref())? {
+            Some(resolved) => collectives.launch_alone(resolved),
+            None => Ok(()),
+        };
+    }
+    let mut waiting = Waiting::default();
+    for item in items {
+        if let Item::Call(call, options, _) = item {
+            collectives.add(call, options.as_deref(), &mut waiting)?;
+        }
+    }
+    collectives.flush(&mut waiting)
+}
+
+/// What is put goes before all waits of the group.
+fn resolve_one_sided(comm: &Arc<CommState>, items: &[Item], stream: Stream, launches: &mut Launches) {
     for is_wait in [false, true] {
         let ops: Vec<RmaOp> = one_sided(items).filter(|op| op.is_wait() == is_wait).cloned().collect();
         if !ops.is_empty() {
@@ -76,22 +142,23 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
             launches.push(Launch::new(comm, Work::OneSided(ops), place, stream));
         }
     }
+}
+
+/// Lets the first launch of the group record the program's events.
+fn resolve_records(
+    comm: &Arc<CommState>,
+    items: &[Item],
+    stream: Stream,
+    (first_launch, launches): (usize, &mut Launches),
+) {
     let record: Vec<u64> = recorded(items).collect();
-    if !record.is_empty() {
-        if launches.len() == first_launch {
-            launches.push(Launch::new(comm, Work::Copies(SmallVec::new()), NOTHING, stream));
-        }
-        launches[first_launch].record = record;
+    if record.is_empty() {
+        return;
     }
-    if !others.is_empty()
-        && let [first, ..] = &mut launches[first_launch..]
-    {
-        first.after = others.to_vec();
-        if let Some(last) = launches.last_mut() {
-            last.before = others.to_vec();
-        }
+    if launches.len() == first_launch {
+        launches.push(Launch::new(comm, Work::Copies(SmallVec::new()), NOTHING, stream));
     }
-    Ok(())
+    launches[first_launch].around_mut().record = record;
 }
 
 /// The number and the place in the journal of a launch that runs no operation.
@@ -137,21 +204,6 @@ fn recorded(items: &[Item]) -> impl Iterator<Item = u64> {
     items.iter().filter_map(|item| if let Item::Record(event, _) = item { Some(*event) } else { None })
 }
 
-/// The streams of a group, each once, in the order of the calls.
-fn streams(items: &[Item]) -> SmallVec<[Stream; 4]> {
-    let mut streams = SmallVec::new();
-    for item in items {
-        let (Item::Call(_, _, stream)
-        | Item::Message(_, stream, _)
-        | Item::OneSided(_, stream)
-        | Item::Record(_, stream)) = item;
-        if !streams.contains(stream) {
-            streams.push(*stream);
-        }
-    }
-    streams
-}
-
 /// Streams of a group that are not all captured into one graph, or none of them, cannot be joined.
 fn check_captures(comm: &CommState, streams: &[Stream]) -> Result<()> {
     let capture = |stream: Stream| comm.device.stream_state(stream).map(|state| state.capture);
@@ -173,10 +225,12 @@ struct Collectives<'a> {
     stream: Stream,
     spans: Option<&'a Arc<GroupSpans>>,
     launches: &'a mut Launches,
-    /// True if the group is one call, which shares no launch.
-    is_alone: bool,
-    /// Calls that share a launch with what may come next.
-    waiting: SmallVec<[Resolved; 1]>,
+}
+
+/// Calls that share a launch with what may come next.
+#[derive(Default)]
+struct Waiting {
+    calls: Vec<Resolved>,
     gathering: Gathering,
 }
 
@@ -189,7 +243,7 @@ struct Resolved {
     sequence: u64,
     event: Option<Arc<Span>>,
     /// How the call is timed, where it has a launch of its own: one of several tells nothing about each.
-    timed: Option<TimedOp>,
+    timed: Option<Box<TimedOp>>,
 }
 
 impl Resolved {
@@ -202,19 +256,9 @@ impl Resolved {
     }
 }
 
-impl<'a> Collectives<'a> {
-    fn new(
-        comm: &'a Arc<CommState>,
-        stream: Stream,
-        spans: Option<&'a Arc<GroupSpans>>,
-        launches: &'a mut Launches,
-    ) -> Self {
-        let (waiting, gathering) = (SmallVec::new(), Gathering::default());
-        Self { comm, stream, spans, launches, is_alone: false, waiting, gathering }
-    }
-
-    /// Resolves the next call; one without elements needs no launch.
-    fn add(&mut self, call: &Call, options: CallOptions) -> Result<()> {
+impl Collectives<'_> {
+    /// Resolves the next call; one without elements, or that is a copy, needs nothing more.
+    fn resolve(&mut self, call: &Call, options: Option<&CallOptions>) -> Result<Option<Resolved>> {
         let (comm, stream) = (self.comm, self.stream);
         let number = comm.begin()?;
         let sequence = comm.journal.call(number, call);
@@ -222,34 +266,37 @@ impl<'a> Collectives<'a> {
             call_check::compare(comm, call, number)?;
         }
         if call.count == 0 {
-            return Ok(());
+            return Ok(None);
         }
         if comm.is_alone(call) {
-            return self.copy(call, (number, sequence));
+            return self.copy(call, (number, sequence)).map(|()| None);
         }
         let (compiled, timed) = comm.compiled(call, options, stream, number)?;
         let (chosen, blocks) = compiled.chosen();
         let choice = &chosen.choice;
         comm.log_call(call, choice, blocks, number);
-        let names = (choice.key.algorithm.name(), choice.route, blocks);
-        let tagged = (call, options.tag);
-        let event = self.spans.and_then(|spans| spans.collective(tagged, stream, number, names));
-        let resolved = Resolved { compiled, call: *call, number, sequence, event, timed };
-        if self.is_alone {
-            return self.launch_alone(resolved);
-        }
+        let event = self.spans.and_then(|spans| {
+            let names = (choice.key.algorithm.name(), choice.route, blocks);
+            spans.collective((call, options.map_or(0, |options| options.tag)), stream, number, names)
+        });
+        Ok(Some(Resolved { compiled, call: *call, number, sequence, event, timed }))
+    }
+
+    /// Resolves the next call of several: it waits for others, or gets its launch.
+    fn add(&mut self, call: &Call, options: Option<&CallOptions>, waiting: &mut Waiting) -> Result<()> {
+        let Some(resolved) = self.resolve(call, options)? else { return Ok(()) };
         // Launches are shared by the communicator's settings: a call with its own has one for itself.
-        if !options.is_default() {
-            self.flush()?;
+        if options.is_some_and(|options| !options.is_default()) {
+            self.flush(waiting)?;
             return self.launch_alone(resolved);
         }
-        if !self.gather(&resolved) {
-            self.flush()?;
-            if !self.gather(&resolved) {
+        if !self.gather(&resolved, waiting) {
+            self.flush(waiting)?;
+            if !self.gather(&resolved, waiting) {
                 return self.launch_alone(resolved);
             }
         }
-        self.waiting.push(resolved);
+        waiting.calls.push(resolved);
         Ok(())
     }
 
@@ -270,21 +317,18 @@ impl<'a> Collectives<'a> {
     }
 
     /// True if a call shares a launch with those that wait. All ranks answer alike.
-    fn gather(&mut self, resolved: &Resolved) -> bool {
-        resolved.fused().is_some_and(|plan| self.gathering.take(plan, &self.comm.plan_config))
+    fn gather(&self, resolved: &Resolved, waiting: &mut Waiting) -> bool {
+        resolved.fused().is_some_and(|plan| waiting.gathering.take(plan, &self.comm.plan_config))
     }
 
     /// Makes the launches of the calls that wait.
-    fn flush(&mut self) -> Result<()> {
-        if self.waiting.is_empty() {
-            return Ok(());
-        }
-        self.gathering = Gathering::default();
-        let mut waiting = std::mem::take(&mut self.waiting);
-        match waiting.len() {
-            1 => waiting.pop().map_or(Ok(()), |alone| self.launch_alone(alone)),
+    fn flush(&mut self, waiting: &mut Waiting) -> Result<()> {
+        let Waiting { mut calls, .. } = std::mem::take(waiting);
+        match calls.len() {
+            0 => Ok(()),
+            1 => calls.pop().map_or(Ok(()), |alone| self.launch_alone(alone)),
             _ => {
-                self.launch_together(&waiting);
+                self.launch_together(&calls);
                 Ok(())
             }
         }
@@ -309,9 +353,10 @@ impl<'a> Collectives<'a> {
             }
         };
         let mut launch = Launch::new(self.comm, work, (number, sequence), self.stream);
-        launch.events.group = self.spans.cloned();
-        launch.events.operations.extend(event);
         launch.timed = timed;
+        if let Some(spans) = self.spans {
+            launch.events = Some(Events { group: spans.clone(), operations: Vec::from_iter(event) });
+        }
         self.launches.push(launch);
         Ok(())
     }
@@ -336,8 +381,10 @@ impl<'a> Collectives<'a> {
             });
             let place = (first, pairs[pairs.len() - 1].1.sequence);
             let mut launch = Launch::new(self.comm, Work::FusedBatch(Box::new(launch)), place, stream);
-            let operations = pairs.iter().filter_map(|(_, resolved)| resolved.event.clone()).collect();
-            launch.events = Events { group: self.spans.cloned(), operations };
+            launch.events = self.spans.map(|spans| {
+                let operations = pairs.iter().filter_map(|(_, resolved)| resolved.event.clone()).collect();
+                Events { group: spans.clone(), operations }
+            });
             self.launches.push(launch);
         }
     }

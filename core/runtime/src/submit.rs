@@ -18,28 +18,46 @@ use crate::executor::{Launch, Work, fused, host, interpreter, one_sided};
 /// # Errors
 /// The first failure. On the host device every communicator keeps its own, and refuses further operations.
 pub fn submit(launches: &mut [Launch]) -> Result<()> {
-    let is_host = |launch: &Launch| launch.comm.device.kernels().is_none();
     if launches.len() > 1 {
-        for launch in launches.iter().filter(|launch| !is_host(launch)) {
-            if let (Some(kernel), Some(kernels)) = (launch.work.kernel(), launch.comm.device.kernels()) {
-                kernels.prepare(kernel)?;
-            }
-        }
+        load_kernels(launches)?;
     }
+    let mut has_host = false;
     // One communicator after the other, in the order that all ranks have; its ranks in this thread side by
     // side.
     for of_comm in launches.chunk_by_mut(|a, b| a.comm.comm_id == b.comm.comm_id) {
-        if !is_host(&of_comm[0]) {
-            submit_in_turns(of_comm)?;
+        if is_of_host(&of_comm[0]) {
+            has_host = true;
+            continue;
+        }
+        submit_in_turns(of_comm)?;
+        for comm in of_comm.iter().map(|launch| &launch.comm) {
+            if let Some(net) = &comm.net {
+                net.launched(comm.order.has_captures());
+            }
         }
     }
-    for comm in launches.iter().filter(|launch| !is_host(launch)).map(|launch| &launch.comm) {
-        if let Some(net) = &comm.net {
-            net.launched(comm.order.has_captures());
+    if !has_host {
+        return Ok(());
+    }
+    let mut of_host: Vec<&mut Launch> = launches.iter_mut().filter(|launch| is_of_host(launch)).collect();
+    host::run(&mut of_host)
+}
+
+/// Returns whether the host device runs a launch.
+fn is_of_host(launch: &Launch) -> bool {
+    launch.comm.device.kernels().is_none()
+}
+
+/// Loads the kernels of launches on GPUs.
+fn load_kernels(launches: &[Launch]) -> Result<()> {
+    for launch in launches {
+        if let Some(kernel) = launch.work.kernel_to_load()
+            && let Some(kernels) = launch.comm.device.kernels()
+        {
+            kernels.prepare(kernel)?;
         }
     }
-    let mut of_host: Vec<&mut Launch> = launches.iter_mut().filter(|launch| is_host(launch)).collect();
-    if of_host.is_empty() { Ok(()) } else { host::run(&mut of_host) }
+    Ok(())
 }
 
 /// Submits the launches of one communicator: those of a rank in order, ranks in turns, since a device takes
@@ -91,15 +109,21 @@ fn take_turns(ranks: &mut [Rank<'_>]) -> Result<bool> {
 
 /// Submits a launch to its stream, or begins to.
 fn submit_one(launch: &mut Launch) -> Result<Option<Box<CopyEngineLaunch<'_>>>> {
-    let Launch { comm, work, number, sequence, stream, after, before, record, events, timed } = launch;
+    let Launch { comm, work, number, sequence, stream, around, events, timed } = launch;
     let launch_comm = &*comm;
     let (comm, device, stream, number) = (&**comm, &*comm.device, *stream, *number);
     comm.journal.submitted(*sequence);
-    after.iter().try_for_each(|other| device.order(*other, stream))?;
-    for event in record.iter() {
-        device.needs_graphs()?.record_users_event(stream, *event)?;
-    }
-    let event = events.group.as_ref().and_then(|group| group.launch(stream));
+    let before = match around {
+        None => &[][..],
+        Some(around) => {
+            around.after.iter().try_for_each(|other| device.order(*other, stream))?;
+            for event in around.record.iter() {
+                device.needs_graphs()?.record_users_event(stream, *event)?;
+            }
+            &around.before
+        }
+    };
+    let event = events.as_ref().and_then(|events| events.group.launch(stream));
     let timed = timed.take();
     match work {
         Work::CopyEngine(plan, program) => {

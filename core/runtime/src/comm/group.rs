@@ -33,16 +33,33 @@ pub(crate) struct Job {
 /// See [`Job::work`].
 pub(crate) type Work = Box<dyn FnOnce(Option<Busy>) -> Result<()> + Send>;
 
-/// The calls of a communicator for which an open group has room from the start.
-const USUAL_ITEMS: usize = 8;
+/// The calls for which a kept list has room at most.
+const MOST_KEPT_ITEMS: usize = 64;
+/// The most lists that a thread keeps.
+const MOST_KEPT_LISTS: usize = 16;
 
+/// The group of a thread.
 struct Group {
     depth: u32,
     /// Nested groups that were closed.
     closed: u32,
+    queued: Queued,
+    /// Empty lists of earlier groups, so that usual groups allocate nothing.
+    kept: Vec<Vec<Item>>,
+}
+
+/// The content of a group.
+struct Queued {
     error: Option<Error>,
     jobs: Vec<Job>,
-    comms: Vec<(Comm, Vec<Item>)>,
+    comms: Vec<Calls>,
+}
+
+/// The calls of a group on one communicator.
+struct Calls {
+    comm: Comm,
+    comm_state: Arc<CommState>,
+    items: Vec<Item>,
 }
 
 thread_local! {
@@ -51,7 +68,11 @@ thread_local! {
 }
 
 impl Group {
-    const NONE: Self = Self { depth: 0, closed: 0, error: None, jobs: Vec::new(), comms: Vec::new() };
+    const NONE: Self = Self { depth: 0, closed: 0, queued: Queued::NONE, kept: Vec::new() };
+}
+
+impl Queued {
+    const NONE: Self = Self { error: None, jobs: Vec::new(), comms: Vec::new() };
 }
 
 /// Opens a group, or one level more.
@@ -74,21 +95,21 @@ pub(crate) fn nested() -> u32 {
 ///
 /// Blocking: returns when GPU work is on its streams; on the host device when it is over.
 pub fn end() -> Result<()> {
-    match close()? {
-        Some(group) => finish(group),
-        None => Ok(()),
-    }
+    let Some(mut queued) = close()? else { return Ok(()) };
+    let outcome = finish(&mut queued);
+    keep_lists(queued.comms);
+    outcome
 }
 
 /// Closes the outermost level without launching anything; an estimate in microseconds for its operations.
 pub fn simulate_end() -> Result<f32> {
-    let Some(group) = close()? else { return Ok(0.0) };
-    unqueue(&group);
-    if let Some(error) = group.error {
+    let Some(queued) = close()? else { return Ok(0.0) };
+    queued.unqueue();
+    if let Some(error) = queued.error {
         return Err(error);
     }
     let mut longest = 0f32;
-    for (comm, items) in &group.comms {
+    for Calls { comm, items, .. } in &queued.comms {
         let mut total = 0f32;
         for item in items {
             if let Item::Call(call, ..) = item
@@ -111,21 +132,44 @@ pub fn add(comm: &Comm, operation: Result<(Arc<CommState>, Item)>) -> Result<()>
             Err(error)
         }
         Ok((comm_state, item)) if depth() == 0 || is_alone(&comm_state, &item) => {
-            launch(&mut [(comm, comm_state, &[item])]).inspect_err(record)
+            let items = [item];
+            let part = Part { comm, comm_state: &comm_state, items: &items };
+            launch(std::iter::once(part)).inspect_err(record)
         }
         Ok((comm_state, item)) => {
             comm_state.journal.queue();
-            GROUP.with_borrow_mut(|g| match g.comms.iter_mut().find(|(c, _)| c.id() == comm.id()) {
-                Some((_, items)) => items.push(item),
-                None => {
-                    let mut items = Vec::with_capacity(USUAL_ITEMS);
-                    items.push(item);
-                    g.comms.push((comm.clone(), items));
-                }
-            });
+            GROUP.with_borrow_mut(|g| g.add(comm, comm_state, item));
             Ok(())
         }
     }
+}
+
+impl Group {
+    fn add(&mut self, comm: &Comm, comm_state: Arc<CommState>, item: Item) {
+        let comms = &mut self.queued.comms;
+        // Calls on one communicator mostly follow each other.
+        if let Some(calls) = comms.iter_mut().rev().find(|calls| calls.comm.id() == comm.id()) {
+            return calls.items.push(item);
+        }
+        let mut items = self.kept.pop().unwrap_or_default();
+        items.push(item);
+        comms.push(Calls { comm: comm.clone(), comm_state, items });
+    }
+}
+
+/// Keeps the lists of a group that is over for the next one of this thread.
+fn keep_lists(mut comms: Vec<Calls>) {
+    GROUP.with_borrow_mut(|g| {
+        for Calls { mut items, .. } in comms.drain(..) {
+            items.clear();
+            if items.capacity() <= MOST_KEPT_ITEMS && g.kept.len() < MOST_KEPT_LISTS {
+                g.kept.push(items);
+            }
+        }
+        if g.queued.comms.capacity() == 0 && comms.capacity() <= MOST_KEPT_LISTS {
+            g.queued.comms = comms;
+        }
+    });
 }
 
 fn is_alone(comm_state: &CommState, item: &Item) -> bool {
@@ -136,7 +180,7 @@ fn is_alone(comm_state: &CommState, item: &Item) -> bool {
 pub fn record(error: &Error) {
     GROUP.with_borrow_mut(|g| {
         if g.depth > 0 {
-            g.error.get_or_insert_with(|| error.clone());
+            g.queued.error.get_or_insert_with(|| error.clone());
         }
     });
 }
@@ -144,17 +188,20 @@ pub fn record(error: &Error) {
 /// Creates a communicator: now, at the end of the open group, or in the background.
 pub(crate) fn create(job: Job) -> Result<()> {
     if depth() > 0 {
-        GROUP.with_borrow_mut(|g| g.jobs.push(job));
+        GROUP.with_borrow_mut(|g| g.queued.jobs.push(job));
         return Ok(());
     }
     if job.blocking { (job.work)(None) } else { run_jobs(vec![job]) }
 }
 
-/// Takes the group out of the thread when the outermost level closes.
-fn close() -> Result<Option<Group>> {
+/// Takes the calls out of the thread when the outermost level closes.
+fn close() -> Result<Option<Queued>> {
     GROUP.with_borrow_mut(|g| match g.depth {
         0 => Err(Error::invalid_usage("ncclGroupEnd without ncclGroupStart")),
-        1 => Ok(Some(std::mem::replace(&mut **g, Group::NONE))),
+        1 => {
+            (g.depth, g.closed) = (0, 0);
+            Ok(Some(std::mem::replace(&mut g.queued, Queued::NONE)))
+        }
         _ => {
             g.depth -= 1;
             g.closed += 1;
@@ -163,44 +210,46 @@ fn close() -> Result<Option<Group>> {
     })
 }
 
-/// Notes in the journals that the calls of a group do not wait for its end any more.
-fn unqueue(group: &Group) {
-    for (comm, items) in &group.comms {
-        if let Ok(state) = comm.state() {
-            state.journal.unqueue(items.len() as u64);
+impl Queued {
+    /// Notes in the journals that the calls do not wait for the end of their group any more.
+    fn unqueue(&self) {
+        for Calls { comm_state, items, .. } in &self.comms {
+            comm_state.journal.unqueue(items.len() as u64);
         }
     }
 }
 
-fn finish(group: Group) -> Result<()> {
-    unqueue(&group);
-    if let Some(error) = group.error {
+fn finish(queued: &mut Queued) -> Result<()> {
+    queued.unqueue();
+    if let Some(error) = queued.error.take() {
         return Err(error);
     }
-    if !group.jobs.is_empty() {
-        run_jobs(group.jobs)?;
+    if !queued.jobs.is_empty() {
+        run_jobs(std::mem::take(&mut queued.jobs))?;
     }
-    let mut parts = Vec::with_capacity(group.comms.len());
-    for (comm, items) in &group.comms {
-        parts.push((comm, comm.state()?, &items[..]));
-    }
+    // One of them may have failed or ended since its call.
+    queued.comms.iter().try_for_each(|calls| calls.comm.check_ready())?;
     // All ranks launch communicators in one order, whatever the order of the first calls: those on one stream
     // would otherwise wait for each other.
-    parts.sort_by_key(|(_, comm_state, _)| comm_state.comm_id);
-    launch(&mut parts)
+    queued.comms.sort_by_key(|calls| calls.comm_state.comm_id);
+    launch(queued.comms.iter().map(|Calls { comm, comm_state, items }| Part { comm, comm_state, items }))
 }
 
 /// The part of a group that belongs to one communicator.
-type Part<'a> = (&'a Comm, Arc<CommState>, &'a [Item]);
+struct Part<'a> {
+    comm: &'a Comm,
+    comm_state: &'a Arc<CommState>,
+    items: &'a [Item],
+}
 
 /// Resolves everything, then submits it: an error on the way leaves nothing half done.
-fn launch(parts: &mut [Part<'_>]) -> Result<()> {
+fn launch<'a>(parts: impl ExactSizeIterator<Item = Part<'a>>) -> Result<()> {
     let (mut here, mut background) = (Launches::new(), Vec::new());
     if parts.len() > 1 && call_check::compares() {
-        here = resolve_side_by_side(parts)?;
-        return submit(&mut here);
+        return submit(&mut resolve_side_by_side(&parts.collect::<Vec<_>>())?);
     }
-    for (comm, comm_state, items) in parts {
+    here.reserve(parts.len());
+    for Part { comm, comm_state, items } in parts {
         let _spans = enter(comm_state, items);
         let is_host = comm_state.device.kernels().is_none();
         if comm.is_blocking() || !is_host {
@@ -208,7 +257,7 @@ fn launch(parts: &mut [Part<'_>]) -> Result<()> {
         } else {
             let mut launches = Launches::new();
             resolve(comm_state, items, &mut launches)?;
-            background.push((*comm, comm_state, launches));
+            background.push((comm, comm_state, launches));
         }
     }
     for (comm, comm_state, mut launches) in background {
@@ -226,7 +275,7 @@ fn enter(comm_state: &CommState, items: &[Item]) -> impl Sized + use<> {
 /// Resolves the parts of a group in a thread each, since ranks wait for each other in the comparison of
 /// calls, and several may be in this thread.
 fn resolve_side_by_side(parts: &[Part<'_>]) -> Result<Launches> {
-    let one = |(_, comm_state, items): &Part<'_>| {
+    let one = |Part { comm_state, items, .. }: &Part<'_>| {
         let _spans = enter(comm_state, items);
         let mut launches = Launches::new();
         resolve(comm_state, items, &mut launches).map(|()| launches)

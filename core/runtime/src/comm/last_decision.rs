@@ -3,7 +3,7 @@
 use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
 use hawser_device::Stream;
-use hawser_plan::{CallOptions, Decision, Executor, Route};
+use hawser_plan::{Decision, Executor, Route};
 
 use super::Comm;
 use crate::comm_state::Compiled;
@@ -50,7 +50,7 @@ impl Comm {
                 Some(Last::Copy(number, call)) => {
                     let (number, call) = (*number, *call);
                     drop(choices);
-                    (number, state.compiled(&call, CallOptions::default(), Stream::default(), number)?.0)
+                    (number, state.compiled(&call, None, Stream::default(), number)?.0)
                 }
                 Some(Last::Batch(number, batch)) => return Ok(Some(of_batch(*number, *batch))),
                 Some(Last::Once(number, compiled)) => (*number, compiled.clone()),

@@ -21,6 +21,7 @@ mod link_constants;
 mod lost_waits;
 mod memory;
 mod one_sided;
+mod operations;
 mod programs;
 mod split;
 mod suspend;
@@ -31,10 +32,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 
+use hawser_plan::Call;
 use hawser_plan::choose::Decision;
-use hawser_plan::p2p::Message;
-use hawser_plan::vector::Vector;
-use hawser_plan::{Call, CallOptions, DataType, PlanError};
 use hawser_plugin::tuner::SettingsFile;
 
 pub use bringup::negotiate::{cache_file, knobs_of, outlook, program_names};
@@ -48,16 +47,13 @@ use hawser_base::liveness::forked;
 use hawser_base::lock::lock;
 use hawser_base::log;
 use hawser_base::wait::AbortFlag;
-use hawser_device::Stream;
 pub use last_decision::LastDecision;
 pub use memory::{mem_alloc, mem_free};
 pub use suspend::MemoryStats;
 
 use crate::bootstrap::UniqueId;
-use crate::call_check;
 use crate::comm_state::CommState;
-use crate::resolve::Item;
-use crate::rma::{RmaOp, Window};
+use crate::rma::Window;
 use crate::rules_update::{Outcome, Switch};
 use bringup::{Joining, bring_up};
 use group::Job;
@@ -190,71 +186,6 @@ impl Comm {
             State::Failed(error) => Some(error.clone()),
             _ => None,
         }
-    }
-
-    /// Puts a collective on a stream, or into the open group.
-    pub fn collective(&self, call: Call, stream: Stream) -> Result<()> {
-        self.collective_with(call, CallOptions::default(), stream)
-    }
-
-    /// The same, with options of this call, which all ranks have alike.
-    pub fn collective_with(&self, call: Call, options: CallOptions, stream: Stream) -> Result<()> {
-        let checked = self.check_call(&call);
-        group::add(self, checked.map(|comm_state| (comm_state, Item::Call(call, options, stream))))
-    }
-
-    /// The same, and records an event of the program, a `cudaEvent_t`, right before the first launch of the
-    /// group that the call belongs to.
-    ///
-    /// # Errors
-    /// `InvalidUsage` on the host device, which has no events.
-    pub fn collective_recorded(
-        &self,
-        call: Call,
-        options: CallOptions,
-        event: u64,
-        stream: Stream,
-    ) -> Result<()> {
-        let state = self.state().inspect_err(group::record)?;
-        if state.device.graphs().is_none() {
-            let error = Error::invalid_usage("launchCompletionEvent: the host device has no events");
-            return Err(self.name_error(error.remedy("leave it NULL"))).inspect_err(group::record);
-        }
-        group::start()?;
-        let added = self.collective_with(call, options, stream);
-        let recorded = group::add(self, Ok((state, Item::Record(event, stream))));
-        group::end().and(added).and(recorded)
-    }
-
-    /// Sends `bytes` bytes to `peer`, matched by its `recv`.
-    pub fn send(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()> {
-        self.message(Message { peer, send: true, addr, bytes }, stream)
-    }
-
-    /// Receives `bytes` bytes from `peer`, matched by its `send`.
-    pub fn recv(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()> {
-        self.message(Message { peer, send: false, addr, bytes }, stream)
-    }
-
-    /// Puts a one-sided operation on a stream, or into the open group.
-    pub fn one_sided(&self, op: RmaOp, stream: Stream) -> Result<()> {
-        let checked = self.check_one_sided(&op);
-        group::add(self, checked.map(|comm_state| (comm_state, Item::OneSided(op, stream))))
-    }
-
-    /// Puts a collective whose parts differ in length on a stream, or into the open group. It is carried by
-    /// messages, which match those of other ranks in the order of the calls.
-    pub fn vector(&self, vector: &Vector<'_>, dtype: DataType, stream: Stream) -> Result<()> {
-        let planned = || {
-            self.state()?;
-            let messages = vector.messages(dtype, self.rank(), self.ranks());
-            messages.map_err(|e: PlanError| self.name_error(e.into()))
-        };
-        let messages = planned().inspect_err(group::record)?;
-        group::start()?;
-        let added = messages.into_iter().try_for_each(|message| self.message(message, stream));
-        let ended = group::end();
-        added.and(ended)
     }
 
     /// Why a call would run as it would.
@@ -412,6 +343,15 @@ impl Comm {
 
     /// The live part, for operations.
     pub fn state(&self) -> Result<Arc<CommState>> {
+        self.with_ready(Arc::clone)
+    }
+
+    /// Succeeds if operations can be put on the communicator now.
+    pub(crate) fn check_ready(&self) -> Result<()> {
+        self.with_ready(|_| ())
+    }
+
+    fn with_ready<T>(&self, take: impl FnOnce(&Arc<CommState>) -> T) -> Result<T> {
         forked::refuse()?;
         let refuse = |text: &str| Err(self.name_error(Error::invalid_usage(text)));
         match &*lock(&self.0.state)? {
@@ -419,9 +359,7 @@ impl Comm {
             State::Ready { is_suspended: true, comm_state, .. } if comm_state.failure().is_none() => {
                 refuse("the communicator is suspended; call ncclCommResume on all ranks first")
             }
-            State::Ready { comm_state, .. } => {
-                comm_state.failure().map_or_else(|| Ok(comm_state.clone()), Err)
-            }
+            State::Ready { comm_state, .. } => comm_state.failure().map_or_else(|| Ok(take(comm_state)), Err),
             State::Failed(error) => Err(error.clone()),
             State::Starting => refuse("bring-up is still in progress; poll ncclCommGetAsyncError first"),
             State::Ending | State::Gone => Err(self.gone()),
@@ -484,45 +422,6 @@ impl Comm {
             self.0.abort.part();
         }
         self.0.changed.notify_all();
-    }
-
-    fn check_call(&self, call: &Call) -> Result<Arc<CommState>> {
-        let comm_state = self.state()?;
-        call.validate(self.ranks(), self.rank()).map_err(|e: PlanError| self.name_error(e.into()))?;
-        call_check::check_call(&comm_state, call).map_err(|error| self.name_error(error))?;
-        Ok(comm_state)
-    }
-
-    fn message(&self, message: Message, stream: Stream) -> Result<()> {
-        let checked = self.check_message(&message);
-        let item = Item::Message(message, stream, group::nested());
-        group::add(self, checked.map(|comm_state| (comm_state, item)))
-    }
-
-    fn check_message(&self, message: &Message) -> Result<Arc<CommState>> {
-        let comm_state = self.state()?;
-        let (verb, ranks) = (if message.send { "send to" } else { "recv from" }, self.ranks());
-        let fault = if message.peer >= ranks {
-            format!("not a rank of this communicator (0..{})", ranks - 1)
-        } else if message.bytes > 0 && message.addr == 0 {
-            "the buffer is NULL".into()
-        } else {
-            let checked = call_check::check_message(&comm_state, message);
-            return checked.map_err(|error| self.name_error(error)).map(|()| comm_state);
-        };
-        Err(self.name_error(Error::invalid_argument(format!("{verb} rank {}: {fault}", message.peer))))
-    }
-
-    fn check_one_sided(&self, op: &RmaOp) -> Result<Arc<CommState>> {
-        let comm_state = self.state()?;
-        let exposed = comm_state.rma.exposed();
-        let checked = match op {
-            RmaOp::Signal { peer, put, signal } => one_sided::check(self.ranks(), exposed, *peer, *signal)
-                .and_then(|()| put.map_or(Ok(()), |put| one_sided::check_put(exposed, &put))),
-            RmaOp::Wait(awaited) => one_sided::check_wait(self.ranks(), exposed, awaited),
-        };
-        let checked = checked.and_then(|()| one_sided::check_device(&*comm_state.device));
-        checked.map_err(|error| self.name_error(error)).map(|()| comm_state)
     }
 
     fn gone(&self) -> Error {

@@ -23,7 +23,11 @@ impl CommState {
         key: CallKey,
         tuners: &Tuners,
     ) -> Result<(TunedDecision, Cow<'_, PlanConfig>)> {
-        let CallKey { attributes, options, .. } = key;
+        let attributes = key.attributes;
+        let Some(options) = key.options else {
+            let config = Cow::Borrowed(&self.plan_config);
+            return Ok((tuners.choose(call, attributes, &self.topology, &config)?, config));
+        };
         let config_of = |options: &CallOptions| match options.is_default() {
             true => Cow::Borrowed(&self.plan_config),
             false => Cow::Owned(self.plan_config.of_call(call.collective, options)),
@@ -67,7 +71,7 @@ impl CommState {
              not there, is for other calls, or is impossible here",
             call.collective.name()
         );
-        if key.options.is_forced {
+        if key.options.is_some_and(|options| options.is_forced) {
             return Err(Error::invalid_argument(text)
                 .remedy("ask hawser rules explain, or set forceAlgSelection = 0 to let the library choose"));
         }

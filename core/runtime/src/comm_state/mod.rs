@@ -195,17 +195,18 @@ impl CommState {
     pub fn compiled(
         &self,
         call: &Call,
-        options: CallOptions,
+        options: Option<&CallOptions>,
         stream: Stream,
         number: u64,
-    ) -> Result<(Arc<Compiled>, Option<TimedOp>)> {
+    ) -> Result<(Arc<Compiled>, Option<Box<TimedOp>>)> {
         let mut choices = lock(&self.choices)?;
         let (mut attributes, mut is_timed) = self.attributes(&choices.tuners, call, stream, number)?;
-        if options.rule.is_some() {
+        if let Some(CallOptions { rule: rule @ Some(_), .. }) = options {
             // A call that names its rule is no trial, and nothing is learned from it.
-            (attributes.rule, attributes.trial, is_timed) = (options.rule, None, false);
+            (attributes.rule, attributes.trial, is_timed) = (*rule, None, false);
         }
-        let key = CallKey::new(call, attributes, options.deciding());
+        let options = options.filter(|options| !options.is_default());
+        let key = CallKey::new(call, attributes, options.map(|options| options.deciding()));
         let compiled = match choices.cache.find(&key, number) {
             Some(compiled) => compiled,
             None => {
@@ -217,7 +218,7 @@ impl CommState {
         let ran = (call, &self.topology);
         let timed =
             is_timed.then(|| TimedOp::new(&self.times, ran, (compiled.chosen().0, attributes), number));
-        Ok((compiled, timed.flatten()))
+        Ok((compiled, timed.flatten().map(Box::new)))
     }
 
     /// What tuners may ask about collective `number`, and whether it is to be timed.
@@ -263,6 +264,8 @@ impl CommState {
                 Arc::new(Compiled::Steps(plan, program, chosen))
             }
             (Plan::Fused(mut plan), _) => {
+                // Now, since a kernel that is already spinning can keep the driver from loading another one.
+                self.device.needs_kernels()?.prepare(plan.kernel)?;
                 let areas = self.peer_memory.fused_areas();
                 let areas = areas.ok_or_else(|| Error::internal("a fused kernel without areas"))?;
                 plan.connect(&areas.areas, areas.epochs, self.peer_memory.dev_comm.addr);

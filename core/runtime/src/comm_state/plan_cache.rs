@@ -1,6 +1,7 @@
 //! The plan cache of a communicator: programs repeat their calls, so what was chosen and compiled for a call,
 //! or for a small batch of messages, is kept by the call's form and found again for other buffers.
 
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
 use hawser_plan::executor::launch::LaunchPlan;
@@ -28,7 +29,7 @@ pub struct PlanCache {
 
 /// What the plan of a call depends on within a communicator: all of the call but its buffers, and what tuners
 /// may ask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CallKey {
     collective: Collective,
     count: u64,
@@ -37,15 +38,28 @@ pub struct CallKey {
     root: u32,
     /// The attributes of the call that tuners may ask about.
     pub attributes: CallAttributes,
-    /// The options that the call has.
-    pub options: CallOptions,
+    /// The options of the call, if it has any.
+    pub options: Option<CallOptions>,
 }
 
 impl CallKey {
     /// The key of a call with these attributes and options.
-    pub fn new(call: &Call, attributes: CallAttributes, options: CallOptions) -> Self {
+    pub fn new(call: &Call, attributes: CallAttributes, options: Option<CallOptions>) -> Self {
         let Call { collective, count, dtype, op, root, .. } = *call;
         Self { collective, count, dtype, op, root, attributes, options }
+    }
+}
+
+impl Hash for CallKey {
+    /// Hashes what tells the calls of usual programs apart, in few words: attributes and options are rarely
+    /// there.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let small = [self.collective as u8, self.dtype as u8, self.op as u8, self.attributes.in_graph.into()];
+        state.write_u64(u64::from(u32::from_le_bytes(small)) | u64::from(self.root) << 32);
+        state.write_u64(self.count);
+        if self.attributes.trial.is_some() || self.options.is_some() {
+            (self.attributes, self.options).hash(state);
+        }
     }
 }
 

@@ -31,7 +31,7 @@ pub fn submit(
     launch: &FusedLaunch,
     number: u64,
     stream: Stream,
-    timed: Option<TimedOp>,
+    timed: Option<Box<TimedOp>>,
 ) -> Result<()> {
     let FusedLaunch { plan, call, reach } = launch;
     let mut launch = FusedKernelLaunch { args: plan.args, blocks: plan.blocks, threads: plan.threads };

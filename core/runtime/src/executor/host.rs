@@ -101,7 +101,7 @@ fn sweep(helpers: &[Helper<'_>]) -> bool {
 }
 
 /// What is to be timed of launches that run side by side: ranks of one operation that is alone.
-fn timed(launches: &mut [&mut Launch]) -> Vec<TimedOp> {
+fn timed(launches: &mut [&mut Launch]) -> Vec<Box<TimedOp>> {
     let (mut all, mut of) = (Vec::new(), None);
     for launch in launches {
         let Some(timed) = launch.timed.take() else { return Vec::new() };
@@ -148,7 +148,7 @@ fn channels(launches: &[&Launch]) -> Vec<Arc<Span>> {
     let of_launch = |launch: &&Launch| {
         let channel = |channel: u8| What::KernelCh { channel, timer: now_ns() };
         let channels = 0..launch.work.channels();
-        let operation = launch.events.operations.first().cloned();
+        let operation = launch.events.as_ref().and_then(|events| events.operations.first()).cloned();
         operation.map(|op| channels.filter_map(move |c| op.child(&channel(c))).collect::<Vec<_>>())
     };
     launches.iter().filter_map(of_launch).flatten().collect()

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 use hawser_base::error::Result;
 use hawser_base::lock::lock;
 use hawser_device::Stream;
-use hawser_kernels_abi::KernelKey;
 use hawser_plan::executor::launch::LaunchPlan;
 
 use hawser_plan::p2p::Message;
@@ -21,8 +20,6 @@ pub type Messages = SmallVec<[Message; 2]>;
 /// A small batch of messages: its launch is kept by the communicator and takes these addresses when it is
 /// submitted.
 pub struct BatchLaunch {
-    /// The kernel of the launch.
-    pub kernel: KernelKey,
     /// The launch that is kept.
     pub kept: Arc<Mutex<KeptBatch>>,
     /// The messages with their addresses.
@@ -33,7 +30,12 @@ pub struct BatchLaunch {
 ///
 /// # Errors
 /// The driver refused the launch.
-pub fn submit(comm: &CommState, plan: &mut LaunchPlan, stream: Stream, timed: Option<TimedOp>) -> Result<()> {
+pub fn submit(
+    comm: &CommState,
+    plan: &mut LaunchPlan,
+    stream: Stream,
+    timed: Option<Box<TimedOp>>,
+) -> Result<()> {
     let LaunchPlan { kernel, args, threads, .. } = plan;
     let kernels = comm.device.needs_kernels()?;
     comm.order.put(&*comm.device, stream, args.n_blocks.into(), |done| {

@@ -32,8 +32,9 @@ use crate::profiling::{GroupSpans, Span};
 use crate::rma::RmaOp;
 use crate::tuning::TimedOp;
 
-/// The launches of a group, in the order in which they are submitted. Most groups have one.
-pub type Launches = SmallVec<[Launch; 1]>;
+/// The launches of a group, in the order in which they are submitted. Most groups have one, or one for each of
+/// two ranks in one thread.
+pub type Launches = SmallVec<[Launch; 2]>;
 
 /// Work of one communicator that is ready to be submitted to a stream.
 pub struct Launch {
@@ -47,36 +48,37 @@ pub struct Launch {
     pub sequence: u64,
     /// The stream that the launch is submitted to.
     pub stream: Stream,
-    /// Other streams of its group whose work the launch comes after.
-    pub after: Vec<Stream>,
-    /// Other streams of its group whose later work comes after the launch.
-    pub before: Vec<Stream>,
-    /// Events of the program that are recorded right before the launch.
-    pub record: Vec<u64>,
-    /// What profilers see of the launch; the events stop when it is dropped.
-    pub events: Events,
+    /// What a group of several streams or with events of the program has around the launch.
+    pub around: Option<Box<Around>>,
+    /// What profilers see of the launch, if one watches; the events stop when it is dropped.
+    pub events: Option<Events>,
     /// Takes the time of the launch, if somebody wants to know it.
-    pub timed: Option<TimedOp>,
+    pub timed: Option<Box<TimedOp>>,
 }
 
 impl Launch {
     /// A launch without events, on one stream. `number` is that of the first operation, `sequence` the place
     /// of the last one in the journal.
     pub fn new(comm: &Arc<CommState>, work: Work, (number, sequence): (u64, u64), stream: Stream) -> Self {
-        let (after, before, record, events) = (Vec::new(), Vec::new(), Vec::new(), Events::default());
-        Self {
-            comm: comm.clone(),
-            work,
-            number,
-            sequence,
-            stream,
-            after,
-            before,
-            record,
-            events,
-            timed: None,
-        }
+        let comm = comm.clone();
+        Self { comm, work, number, sequence, stream, around: None, events: None, timed: None }
     }
+
+    /// What is around the launch, to be changed.
+    pub fn around_mut(&mut self) -> &mut Around {
+        self.around.get_or_insert_default()
+    }
+}
+
+/// What happens on streams right before and after a launch.
+#[derive(Default)]
+pub struct Around {
+    /// Other streams of its group whose work the launch comes after.
+    pub after: Vec<Stream>,
+    /// Other streams of its group whose later work comes after the launch.
+    pub before: Vec<Stream>,
+    /// Events of the program that are recorded right before the launch.
+    pub record: Vec<u64>,
 }
 
 /// The work of a launch, by executor.
@@ -106,15 +108,14 @@ impl Work {
         }
     }
 
-    /// The kernel that runs the work, if one does.
-    pub fn kernel(&self) -> Option<KernelKey> {
+    /// The kernel that runs the work and may not be loaded yet. Those of fused plans and of kept batches are
+    /// loaded when the plan is made.
+    pub fn kernel_to_load(&self) -> Option<KernelKey> {
         match self {
             Self::Steps(plan) => Some(plan.kernel),
-            Self::Batch(batch) => Some(batch.kernel),
-            Self::Fused(launch) => Some(launch.plan.kernel),
             Self::FusedBatch(launch) => Some(launch.kernel),
             Self::CopyEngine(plan, _) => plan.reduces().then_some(plan.kernel),
-            Self::Copies(_) | Self::OneSided(_) => None,
+            Self::Batch(_) | Self::Fused(_) | Self::Copies(_) | Self::OneSided(_) => None,
         }
     }
 
@@ -128,10 +129,9 @@ impl Work {
 }
 
 /// The profiler events of a launch.
-#[derive(Default)]
 pub struct Events {
     /// The events of the group that the launch belongs to.
-    pub group: Option<Arc<GroupSpans>>,
+    pub group: Arc<GroupSpans>,
     /// The events of the operations that it runs.
     pub operations: Vec<Arc<Span>>,
 }

@@ -23,7 +23,7 @@ pub struct CopyEngineLaunch<'a> {
     before: &'a [Stream],
     control: Arc<Control>,
     /// The moment at which the launch began, and the operation that is timed.
-    timed: Option<(Option<Moment>, TimedOp)>,
+    timed: Option<(Option<Moment>, Box<TimedOp>)>,
 }
 
 impl<'a> CopyEngineLaunch<'a> {
@@ -35,7 +35,7 @@ impl<'a> CopyEngineLaunch<'a> {
         comm: &'a CommState,
         (plan, program): (&'a LaunchPlan, Option<&'a LoadedProgram>),
         (stream, before): (Stream, &'a [Stream]),
-        timed: Option<TimedOp>,
+        timed: Option<Box<TimedOp>>,
     ) -> Result<Self> {
         let control = comm.peer_memory.control.clone();
         let begun = comm.begin_copies(plan, program, stream);

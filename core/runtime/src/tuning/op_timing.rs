@@ -139,7 +139,11 @@ impl TimedOp {
     }
 
     /// Takes the time of what `launch` puts on a stream, if it is to be taken.
-    pub fn around<T>(timed: Option<Self>, stream: Stream, launch: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub fn around<T>(
+        timed: Option<Box<Self>>,
+        stream: Stream,
+        launch: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         let Some(timed) = timed else { return launch() };
         let from = timed.begin(stream);
         let launched = launch()?;

@@ -1,0 +1,126 @@
+//! Operations: what a program asks of a communicator is checked and goes to its group.
+
+use std::sync::Arc;
+
+use hawser_base::error::{Error, Result};
+use hawser_device::Stream;
+use hawser_plan::p2p::Message;
+use hawser_plan::vector::Vector;
+use hawser_plan::{Call, CallOptions, DataType, PlanError};
+
+use super::{Comm, group, one_sided};
+use crate::call_check;
+use crate::comm_state::CommState;
+use crate::resolve::Item;
+use crate::rma::RmaOp;
+
+impl Comm {
+    /// Puts a collective on a stream, or into the open group.
+    pub fn collective(&self, call: Call, stream: Stream) -> Result<()> {
+        self.collective_with(call, None, stream)
+    }
+
+    /// The same, with options of this call, which all ranks have alike.
+    pub fn collective_with(
+        &self,
+        call: Call,
+        options: Option<Box<CallOptions>>,
+        stream: Stream,
+    ) -> Result<()> {
+        let checked = self.check_call(&call);
+        group::add(self, checked.map(|comm_state| (comm_state, Item::Call(call, options, stream))))
+    }
+
+    /// The same, and records an event of the program, a `cudaEvent_t`, right before the first launch of the
+    /// group that the call belongs to.
+    ///
+    /// # Errors
+    /// `InvalidUsage` on the host device, which has no events.
+    pub fn collective_recorded(
+        &self,
+        call: Call,
+        options: Option<Box<CallOptions>>,
+        event: u64,
+        stream: Stream,
+    ) -> Result<()> {
+        let state = self.state().inspect_err(group::record)?;
+        if state.device.graphs().is_none() {
+            let error = Error::invalid_usage("launchCompletionEvent: the host device has no events");
+            return Err(self.name_error(error.remedy("leave it NULL"))).inspect_err(group::record);
+        }
+        group::start()?;
+        let added = self.collective_with(call, options, stream);
+        let recorded = group::add(self, Ok((state, Item::Record(event, stream))));
+        group::end().and(added).and(recorded)
+    }
+
+    /// Sends `bytes` bytes to `peer`, matched by its `recv`.
+    pub fn send(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()> {
+        self.message(Message { peer, send: true, addr, bytes }, stream)
+    }
+
+    /// Receives `bytes` bytes from `peer`, matched by its `send`.
+    pub fn recv(&self, addr: u64, bytes: u64, peer: u32, stream: Stream) -> Result<()> {
+        self.message(Message { peer, send: false, addr, bytes }, stream)
+    }
+
+    /// Puts a one-sided operation on a stream, or into the open group.
+    pub fn one_sided(&self, op: RmaOp, stream: Stream) -> Result<()> {
+        let checked = self.check_one_sided(&op);
+        group::add(self, checked.map(|comm_state| (comm_state, Item::OneSided(op, stream))))
+    }
+
+    /// Puts a collective whose parts differ in length on a stream, or into the open group. It is carried by
+    /// messages, which match those of other ranks in the order of the calls.
+    pub fn vector(&self, vector: &Vector<'_>, dtype: DataType, stream: Stream) -> Result<()> {
+        let planned = || {
+            self.state()?;
+            let messages = vector.messages(dtype, self.rank(), self.ranks());
+            messages.map_err(|e: PlanError| self.name_error(e.into()))
+        };
+        let messages = planned().inspect_err(group::record)?;
+        group::start()?;
+        let added = messages.into_iter().try_for_each(|message| self.message(message, stream));
+        let ended = group::end();
+        added.and(ended)
+    }
+
+    fn check_call(&self, call: &Call) -> Result<Arc<CommState>> {
+        let comm_state = self.state()?;
+        call.validate(self.ranks(), self.rank()).map_err(|e: PlanError| self.name_error(e.into()))?;
+        call_check::check_call(&comm_state, call).map_err(|error| self.name_error(error))?;
+        Ok(comm_state)
+    }
+
+    fn message(&self, message: Message, stream: Stream) -> Result<()> {
+        let checked = self.check_message(&message);
+        let item = Item::Message(message, stream, group::nested());
+        group::add(self, checked.map(|comm_state| (comm_state, item)))
+    }
+
+    fn check_message(&self, message: &Message) -> Result<Arc<CommState>> {
+        let comm_state = self.state()?;
+        let (verb, ranks) = (if message.send { "send to" } else { "recv from" }, self.ranks());
+        let fault = if message.peer >= ranks {
+            format!("not a rank of this communicator (0..{})", ranks - 1)
+        } else if message.bytes > 0 && message.addr == 0 {
+            "the buffer is NULL".into()
+        } else {
+            let checked = call_check::check_message(&comm_state, message);
+            return checked.map_err(|error| self.name_error(error)).map(|()| comm_state);
+        };
+        Err(self.name_error(Error::invalid_argument(format!("{verb} rank {}: {fault}", message.peer))))
+    }
+
+    fn check_one_sided(&self, op: &RmaOp) -> Result<Arc<CommState>> {
+        let comm_state = self.state()?;
+        let exposed = comm_state.rma.exposed();
+        let checked = match op {
+            RmaOp::Signal { peer, put, signal } => one_sided::check(self.ranks(), exposed, *peer, *signal)
+                .and_then(|()| put.map_or(Ok(()), |put| one_sided::check_put(exposed, &put))),
+            RmaOp::Wait(awaited) => one_sided::check_wait(self.ranks(), exposed, awaited),
+        };
+        let checked = checked.and_then(|()| one_sided::check_device(&*comm_state.device));
+        checked.map_err(|error| self.name_error(error)).map(|()| comm_state)
+    }
+}
