@@ -101,7 +101,7 @@ fn sweep(helpers: &[Helper<'_>]) -> bool {
 }
 
 /// What is to be timed of launches that run side by side: ranks of one operation that is alone.
-fn timed(launches: &mut [&mut Launch]) -> Vec<Box<TimedOp>> {
+fn timed(launches: &mut [&mut Launch]) -> Vec<TimedOp> {
     let (mut all, mut of) = (Vec::new(), None);
     for launch in launches {
         let Some(timed) = launch.timed.take() else { return Vec::new() };
@@ -109,7 +109,7 @@ fn timed(launches: &mut [&mut Launch]) -> Vec<Box<TimedOp>> {
         if *of.get_or_insert(own) != own {
             return Vec::new();
         }
-        all.push(timed);
+        all.push(*timed);
     }
     all
 }
