@@ -133,7 +133,7 @@ fn resolve_collectives(
     collectives.flush(&mut waiting)
 }
 
-/// What is put goes before all waits of the group.
+/// Makes the launches of one-sided operations. Puts go before all waits of the group.
 fn resolve_one_sided(comm: &Arc<CommState>, items: &[Item], stream: Stream, launches: &mut Launches) {
     for is_wait in [false, true] {
         let ops: Vec<RmaOp> = one_sided(items).filter(|op| op.is_wait() == is_wait).cloned().collect();

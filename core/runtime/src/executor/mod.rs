@@ -32,8 +32,8 @@ use crate::profiling::{GroupSpans, Span};
 use crate::rma::RmaOp;
 use crate::tuning::TimedOp;
 
-/// The launches of a group, in the order in which they are submitted. Most groups have one, or one for each of
-/// two ranks in one thread.
+/// The launches of a group, in the order in which they are submitted. Most groups have one, or one for each
+/// of two ranks in one thread.
 pub type Launches = SmallVec<[Launch; 2]>;
 
 /// Work of one communicator that is ready to be submitted to a stream.
@@ -64,13 +64,13 @@ impl Launch {
         Self { comm, work, number, sequence, stream, around: None, events: None, timed: None }
     }
 
-    /// What is around the launch, to be changed.
+    /// Returns the surroundings of the launch, to be changed.
     pub fn around_mut(&mut self) -> &mut Around {
         self.around.get_or_insert_default()
     }
 }
 
-/// What happens on streams right before and after a launch.
+/// The surroundings of a launch: what streams do right before and after it.
 #[derive(Default)]
 pub struct Around {
     /// Other streams of its group whose work the launch comes after.
