@@ -6,9 +6,11 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use hawser_base::env;
 use hawser_plan::Scalar;
 use hawser_plan::choose::Candidate;
 use hawser_plan::cost::Constants;
+use hawser_plan::executor::{self, Decided};
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, ReduceOp, Topology};
 use hawser_runtime::comm;
@@ -18,7 +20,7 @@ use hawser_tuner::files;
 use serde_json::json;
 
 use crate::output::{self, Align, Table, size};
-use crate::perf::collective::Test;
+use crate::perf::collective::{Geometry, Test};
 use crate::perf::options::{parse_size, parse_type};
 
 /// Options of `hawser explain`.
@@ -97,6 +99,8 @@ pub struct Line {
     pub bytes: u64,
     /// The choice of the planner.
     pub choice: Decision,
+    /// The blocks in which rank 0 runs it: the size may ask for fewer than the choice has.
+    pub blocks: u32,
     /// GB/s of the bus that were predicted.
     pub busbw: f64,
     /// The fastest of the other candidates that the planner may take by itself.
@@ -106,7 +110,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// Asks the planner, and the tuners, for the size nearest to `bytes`.
+    /// Asks the planner, and the tuners, for the largest size up to `bytes` that the collective has.
     ///
     /// # Errors
     /// Nothing is left to choose from.
@@ -117,21 +121,29 @@ impl Line {
         (topology, plan_config): (&Topology, &PlanConfig),
         tuners: &Tuners,
     ) -> Result<Self> {
-        let (test, ranks) = (Test::One(collective), topology.size());
-        let geometry = test.geometry(bytes, dtype, ranks);
-        let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
-        let call =
-            Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
-        let TunedDecision { choice, notes } =
-            tuners.choose(&call, CallAttributes::default(), topology, plan_config)?;
+        let ranks = topology.size();
+        let call = call(collective, bytes, dtype, ranks);
+        let attributes = CallAttributes::default();
+        let TunedDecision { choice, notes } = tuners.choose(&call, attributes, topology, plan_config)?;
+        let config = tuners.plan_config(&call, attributes, topology, &choice, plan_config);
+        let decided = Decided { call: &call, decision: &choice, rank: 0, topology, config: &config };
+        // One rank copies, and nothing is nobody's work.
+        let runs = ranks > 1 && call.count > 0;
+        let blocks = if runs { executor::blocks(&decided)?.into() } else { choice.channels };
         let own = (choice.key.algorithm, choice.route);
         let others = choice.why.candidates.iter().filter(|c| (c.algorithm, c.route) != own);
         // What was not measured in such a topology is taken only if somebody names it.
         let possible = others.filter(|c| c.held.is_none() && c.is_measured && c.us().is_some());
         let next = possible.min_by(|a, b| a.us().unwrap_or_default().total_cmp(&b.us().unwrap_or_default()));
         let next = next.cloned();
+        let test = Test::One(collective);
+        let geometry = Geometry {
+            count: call.count,
+            send: call.count * u64::from(collective.input_blocks(ranks)),
+            recv: call.count * u64::from(collective.output_blocks(ranks)),
+        };
         let busbw = test.bandwidth(geometry, dtype, ranks, f64::from(choice.predicted_us) / 1e6).1;
-        Ok(Self { bytes: call.total_bytes(ranks), choice, busbw, next, notes })
+        Ok(Self { bytes: call.total_bytes(ranks), choice, blocks, busbw, next, notes })
     }
 
     /// True if another algorithm or protocol is chosen than in `other`.
@@ -139,6 +151,19 @@ impl Line {
         let way = |line: &Line| (line.choice.key.algorithm, line.choice.route);
         way(self) != way(other)
     }
+}
+
+/// A call whose larger buffer has `bytes` bytes, or as many fewer as elements and blocks ask for.
+pub fn call(collective: Collective, bytes: u64, dtype: DataType, ranks: u32) -> Call {
+    let blocks = collective.input_blocks(ranks).max(collective.output_blocks(ranks));
+    let count = bytes / dtype.size() as u64 / u64::from(blocks);
+    let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
+    Call { collective, count, dtype, op, scalar, root: 0, input: 0, output: 0 }
+}
+
+/// A size that says all of its bytes.
+fn exact(bytes: u64) -> String {
+    if bytes.is_multiple_of(1 << 9) { size(bytes) } else { format!("{bytes} B") }
 }
 
 /// The lines as a table, its headings first.
@@ -166,12 +191,12 @@ pub fn table_of(lines: &[Line]) -> Vec<String> {
             None => ("-".to_owned(), "-".to_owned()),
         };
         table.row([
-            size(line.bytes),
+            exact(line.bytes),
             line.choice.key.algorithm.name().to_owned(),
             route.executor.name().to_owned(),
             route.protocol.name().to_owned(),
             if route.zero_copy { "zero_copy" } else { "-" }.to_owned(),
-            line.choice.channels.to_string(),
+            line.blocks.to_string(),
             line.choice.threads.to_string(),
             format!("{:.1}", line.choice.predicted_us),
             format!("{:.2}", line.busbw),
@@ -190,7 +215,7 @@ fn json_of(line: &Line) -> serde_json::Value {
         "executor": route.executor.name(),
         "protocol": route.protocol.name(),
         "zero_copy": route.zero_copy,
-        "channels": line.choice.channels,
+        "channels": line.blocks,
         "threads": line.choice.threads,
         "predicted_us": line.choice.predicted_us,
         "busbw_gbs": line.busbw,
@@ -230,11 +255,10 @@ fn changing(all: impl Iterator<Item = Result<Line>>) -> Result<Vec<Line>> {
 }
 
 fn table(options: &Options, collective: Collective) -> Result<String> {
-    let (topology, source) = options.machine.topology()?;
-    let mut plan_config = comm::knobs_of(&topology)?;
+    let Asked { topology, mut plan_config, source } = options.machine.asked()?;
     let (bytes, dtype) = (options.bytes, options.datatype);
     let (tuners, rules) = tuners(options.rules.as_deref(), &topology, &plan_config)?;
-    plan_config.copy_engines = tuners.wants_copy_engines();
+    plan_config.copy_engines = env::settings().dma_enable && tuners.wants_copy_engines();
     let all =
         sizes(bytes).map(|bytes| Line::new(collective, bytes, dtype, (&topology, &plan_config), &tuners));
     let lines = if options.changes { changing(all)? } else { all.collect::<Result<_>>()? };
@@ -247,9 +271,10 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
         return Ok(serde_json::to_string_pretty(&value).context("the choices as JSON")? + "\n");
     }
     let mut text = format!(
-        "# {} on {} ranks, {} over {}, {source} constants{rules}\n",
+        "# {} on {} ranks{}, {} over {}, {source} constants{rules}\n",
         collective.name(),
         topology.size(),
+        if topology.hosts() > 1 { format!(" of {} hosts", topology.hosts()) } else { String::new() },
         topology.device,
         topology.link.name()
     );
@@ -268,12 +293,33 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     Ok(text)
 }
 
+/// The ranks that are asked about, as a job would see them.
+pub struct Asked {
+    /// The places of the ranks, and what joins them.
+    pub topology: Topology,
+    /// The settings of the planner.
+    pub plan_config: PlanConfig,
+    /// The origin of the constants of the cost model.
+    pub source: String,
+}
+
 impl Machine {
-    /// The topology that is asked about, and where its constants are from.
+    /// The topology that is asked about, the settings that its ranks would have, and where the constants are
+    /// from.
     ///
     /// # Errors
-    /// The options contradict each other, or the file of constants is not for this machine.
-    pub fn topology(&self) -> Result<(Topology, String)> {
+    /// The options contradict each other, the file of constants is not for this machine, or settings are
+    /// wrong.
+    pub fn asked(&self) -> Result<Asked> {
+        let (mut topology, file) = self.topology()?;
+        let plan_config = comm::knobs_of(&mut topology, file.is_none())?;
+        let built_in = topology.constants == Constants::builtin(topology.device, topology.link);
+        let source = file.unwrap_or_else(|| if built_in { "built-in".into() } else { "measured".into() });
+        Ok(Asked { topology, plan_config, source })
+    }
+
+    /// The topology, and the file of its constants if one is named.
+    fn topology(&self) -> Result<(Topology, Option<String>)> {
         let link = match (self.device, self.link) {
             (DeviceKind::Host, Some(Link::NvLink | Link::Pcie)) => {
                 bail!("the host device has --link host only")
@@ -290,7 +336,7 @@ impl Machine {
         }
         let mut topology = Topology::of_hosts(self.ranks, self.ranks / self.hosts, self.device, link);
         topology.direct = self.one_process;
-        let Some(path) = &self.links else { return Ok((topology, "built-in".into())) };
+        let Some(path) = &self.links else { return Ok((topology, None)) };
         let name = path.display();
         let text = std::fs::read_to_string(path).with_context(|| {
             format!("cannot read {name} for --links, which hawser measure -o {name} would write")
@@ -304,7 +350,7 @@ impl Machine {
             )
         };
         topology.constants = constants;
-        Ok((topology, format!("{name}'s")))
+        Ok((topology, Some(format!("{name}'s"))))
     }
 }
 

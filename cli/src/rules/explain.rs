@@ -5,19 +5,18 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::Args;
-use hawser_plan::Scalar;
+use hawser_base::env;
 use hawser_plan::choose;
 use hawser_plan::{Call, Collective, DataType, ReduceOp};
 use hawser_plugin::Log;
 use hawser_plugin::tuner::Tuner;
-use hawser_runtime::comm;
 use hawser_runtime::tuning::{self, CallAttributes, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::engine::{Engine, Outcome, describe};
 use hawser_tuner::files::RuleFile;
 use hawser_tuner::rule::{Job, Rule};
 
-use crate::explain::Machine;
+use crate::explain::{Asked, Machine, call};
 use crate::perf::collective::Test;
 use crate::perf::options::{parse_size, parse_type};
 
@@ -64,18 +63,16 @@ pub fn text(options: &Options) -> Result<String> {
             Collective::ALL.map(Collective::name).join(", ")
         );
     };
-    let (topology, source) = options.machine.topology()?;
-    let mut plan_config = comm::knobs_of(&topology)?;
+    let Asked { topology, mut plan_config, source } = options.machine.asked()?;
     let files: Vec<RuleFile> = options.files.iter().map(RuleFile::named).collect();
     let rules = super::read(&files)?;
     let tuner = RuleTuner::new(files);
     let name = Some(options.communicator.as_str());
     let tuners = Tuners::of(&tuner, &topology, &plan_config, name)?;
-    plan_config.copy_engines = tuners.wants_copy_engines();
-    let geometry = Test::One(collective).geometry(options.bytes, options.datatype, topology.size());
-    let (dtype, op) = (options.datatype, options.op);
-    let scalar = Scalar::Immediate(0);
-    let call = Call { collective, count: geometry.count, dtype, op, scalar, root: 0, input: 0, output: 0 };
+    plan_config.copy_engines = env::settings().dma_enable && tuners.wants_copy_engines();
+    let asked = call(collective, options.bytes, options.datatype, topology.size());
+    let call = Call { op: options.op, ..asked };
+    let dtype = call.dtype;
     let candidates = choose::candidates(&call, &topology, &plan_config)?;
     let attributes = CallAttributes {
         in_graph: options.in_graph,
@@ -96,7 +93,7 @@ pub fn text(options: &Options) -> Result<String> {
         collective.name(),
         question.bytes,
         dtype.name(),
-        if collective.reduces() { format!(" by {}", op.name()) } else { String::new() },
+        if collective.reduces() { format!(" by {}", call.op.name()) } else { String::new() },
         topology.size(),
         topology.hosts(),
         if topology.hosts() == 1 { "host" } else { "hosts" },

@@ -161,17 +161,12 @@ pub fn decide(
         None => best.instances,
     };
     let threads = executor.threads(&query, Grid { instances, channels });
-    let who = match (advised, algorithm) {
-        (Some((_, advice)), _) => format!("fastest by {}", advice.source),
-        (None, Algorithm::Imported(_)) => "the first of your programs that fits".into(),
-        _ => "predicted fastest".into(),
-    };
-    let passed_over = if advised.is_none() { passed_over(&candidates, best) } else { None };
     let decided = format!(
-        "{} with {} in {instances} × {channels} blocks of {threads} threads is {who}: {us:.1} µs{}",
+        "{} with {} in {instances} × {channels} blocks of {threads} threads is {}: {us:.1} µs{}",
         algorithm.name(),
         route.name(),
-        passed_over.unwrap_or_default()
+        who(&candidates, best, advised.map(|(_, advice)| advice)),
+        faster(&candidates, best, advised.is_some()).unwrap_or_default()
     );
     let rule = advised.map(|(_, advice)| advice.source.clone());
     let why = Why { collective: call.collective, bytes, ranks, candidates, decided, rule };
@@ -277,22 +272,44 @@ fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
     brought.or_else(measured).or_else(|| least(possible()))
 }
 
-/// A sentence about the fastest candidate that would be faster than the one taken, but was not measured in a
-/// topology of this form, so that its prediction means little.
-fn passed_over(candidates: &[Candidate], best: Best<'_>) -> Option<String> {
-    let faster = |candidate: &&Candidate| {
-        let is_open = candidate.held.is_none() && !candidate.is_measured && best.candidate.is_measured;
-        is_open && candidate.us().is_some_and(|us| us < best.us)
+/// What the one taken is, in words. It is called the fastest only if no candidate is predicted to be faster.
+fn who(candidates: &[Candidate], best: Best<'_>, advice: Option<&Advice>) -> String {
+    let is_ordered = |advice: &Advice| {
+        let candidate = advice.order.and_then(|place| candidates.get(place));
+        candidate.is_some_and(|candidate| std::ptr::eq(candidate, best.candidate))
     };
-    let time = |candidate: &Candidate| candidate.us().unwrap_or_default();
-    let fastest = candidates.iter().filter(faster).min_by(|a, b| time(a).total_cmp(&time(b)))?;
-    Some(format!(
-        ", of what was measured on such machines; {} with {} ({:.1} µs) was not, and runs only if NCCL_ALGO \
-         or a rule names it",
-        fastest.algorithm.name(),
-        fastest.route.name(),
-        time(fastest)
-    ))
+    match (advice, best.candidate.algorithm) {
+        (Some(advice), _) if is_ordered(advice) => format!("what {} orders", advice.source),
+        (Some(advice), _) => format!("fastest by {}", advice.source),
+        (None, Algorithm::Imported(_)) => "the first of your programs that fits".into(),
+        (None, _) if fastest(candidates, best).is_some() => "predicted fastest of what may run".into(),
+        (None, _) => "predicted fastest".into(),
+    }
+}
+
+/// The fastest candidate that is predicted to be faster than the one taken.
+fn fastest<'a>(candidates: &'a [Candidate], best: Best<'_>) -> Option<&'a Candidate> {
+    let time = |candidate: &Candidate| candidate.us().unwrap_or(f32::INFINITY);
+    let taken = time(best.candidate);
+    let faster = candidates.iter().filter(|candidate| time(candidate) < taken);
+    faster.min_by(|a, b| time(a).total_cmp(&time(b)))
+}
+
+/// The end of the sentence where another candidate is predicted to be faster: which, and why it is not taken.
+fn faster(candidates: &[Candidate], best: Best<'_>, is_advised: bool) -> Option<String> {
+    let fastest = fastest(candidates, best)?;
+    let name =
+        format!("{} with {} ({:.1} µs)", fastest.algorithm.name(), fastest.route.name(), fastest.us()?);
+    let is_brought = matches!(best.candidate.algorithm, Algorithm::Imported(_));
+    Some(match fastest.held {
+        Some(held) => format!("; {name} is held back ({held})"),
+        None if is_advised => format!("; the cost model takes {name} for faster"),
+        None if is_brought => format!("; {name} is predicted to be faster, and your programs come first"),
+        None => format!(
+            ", of what was measured on such machines; {name} was not, and runs only if NCCL_ALGO or a rule \
+             names it"
+        ),
+    })
 }
 
 /// What the advice orders, else the fastest by it; it cannot bring back what is impossible.

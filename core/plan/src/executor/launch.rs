@@ -27,6 +27,11 @@ pub struct LaunchPlan {
 }
 
 impl LaunchPlan {
+    /// The blocks that it is launched in.
+    pub fn blocks(&self) -> u8 {
+        if self.reduces() { self.ctas as u8 } else { self.args.n_blocks }
+    }
+
     /// Whether copy engines make the moves of a reduction, and kernels of [`LaunchPlan::ctas`] blocks
     /// combine.
     pub fn reduces(&self) -> bool {

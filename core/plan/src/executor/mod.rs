@@ -8,7 +8,10 @@ pub mod interpreter;
 pub mod launch;
 pub mod query;
 
-use hawser_types::Executor;
+use hawser_types::{Executor, Result};
+
+use crate::algo;
+use launch::device_op;
 
 pub use query::{Decided, Grid, Load, Plan, PlanExecutor, Query};
 
@@ -19,6 +22,22 @@ pub static EXECUTORS: [&dyn PlanExecutor; 4] =
 /// The executor of a name.
 pub fn of(executor: Executor) -> &'static dyn PlanExecutor {
     EXECUTORS.into_iter().find(|known| known.executor() == executor).unwrap_or(EXECUTORS[0])
+}
+
+/// The blocks in which a rank would run a call as decided, without running it.
+///
+/// # Errors
+/// As [`PlanExecutor::compile`].
+pub fn blocks(decided: &Decided<'_>) -> Result<u8> {
+    let Decided { call, decision, rank, .. } = *decided;
+    let (executor, key) = (of(decision.route.executor), &decision.key);
+    let lowered = match executor.runs_steps() {
+        true => {
+            Some(interpreter::lower(&algo::shape(key)?, &algo::rank_program(key, rank)?, device_op(call))?)
+        }
+        false => None,
+    };
+    Ok(executor.compile(decided, lowered.as_ref())?.blocks())
 }
 
 #[cfg(test)]

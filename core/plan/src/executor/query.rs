@@ -76,6 +76,16 @@ pub enum Plan {
     Fused(Box<FusedPlan>),
 }
 
+impl Plan {
+    /// The blocks that it is launched in.
+    pub fn blocks(&self) -> u8 {
+        match self {
+            Self::Steps(plan) => plan.blocks(),
+            Self::Fused(plan) => plan.blocks as u8,
+        }
+    }
+}
+
 /// An executor as the planner sees it.
 pub trait PlanExecutor: Sync {
     /// The name of the executor.

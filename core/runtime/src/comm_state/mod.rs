@@ -152,8 +152,7 @@ impl Compiled {
     /// The choice, and the blocks that it runs in.
     pub fn chosen(&self) -> (&TunedDecision, u8) {
         match self {
-            Self::Steps(plan, _, chosen) if plan.reduces() => (chosen, plan.ctas as u8),
-            Self::Steps(plan, _, chosen) => (chosen, plan.args.n_blocks),
+            Self::Steps(plan, _, chosen) => (chosen, plan.blocks()),
             Self::Fused(plan, chosen) => (chosen, plan.blocks as u8),
         }
     }

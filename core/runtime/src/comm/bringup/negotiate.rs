@@ -172,19 +172,62 @@ pub fn outlook(ordinals: &[u32]) -> Result<(Topology, PlanConfig)> {
     for device in &devices {
         topology.direct = topology.direct && reaches_all(device.as_ref(), &topology)?;
     }
+    if topology.hosts() > 1 {
+        knobs_for_network(&mut plan_config, settings);
+    }
     finish(&mut plan_config, &topology, settings)?;
     Ok((topology, plan_config))
 }
 
-/// The settings that ranks of `topology` would have, on devices that need not be here.
+/// The settings that ranks of `topology` would have, on devices that need not be here. Where this machine has
+/// such a device, the processors, the memory and the net of this machine are taken for those of every host,
+/// and, if `measured`, the constants that a job here would take.
 ///
 /// # Errors
 /// Settings are wrong.
-pub fn knobs_of(topology: &Topology) -> Result<PlanConfig> {
+pub fn knobs_of(topology: &mut Topology, measured: bool) -> Result<PlanConfig> {
     let settings = env::settings();
     let mut plan_config = plan_config(topology.device, settings, &Config::default())?;
-    finish(&mut plan_config, topology, settings)?;
+    let here = hawser_device::open(0).ok().filter(|device| device.caps().kind == topology.device);
+    if topology.hosts() > 1 {
+        knobs_for_network(&mut plan_config, settings);
+    }
+    let mut room = u64::MAX;
+    if let Some(device) = &here {
+        let own = [PeerInfo::new(&**device, settings, &plan_config, None)];
+        limit_ctas(&mut plan_config, &own);
+        room = peer_info::room(&own);
+        topology.queues = device.caps().queues;
+        if topology.hosts() > 1 {
+            net_of_here(&**device, topology, &mut plan_config)?;
+        }
+        if measured {
+            link_constants::take(
+                &link_constants::offer(0, settings, &device.caps().name, topology),
+                topology,
+            )?;
+        }
+    }
+    let least_lanes = finish(&mut plan_config, topology, settings)?;
+    fit_room(&mut plan_config, topology, room, least_lanes)?;
     Ok(plan_config)
+}
+
+/// Takes the net that a job on this machine would choose, if there is one.
+fn net_of_here(device: &dyn Device, topology: &mut Topology, plan_config: &mut PlanConfig) -> Result<()> {
+    let settings = env::settings();
+    let with_collnet = settings.collnet && topology.per_host().is_some() && !settings.wire.is_sealed();
+    let net_config = NetConfig::new(1, log::for_plugins());
+    match ChosenNet::open(&net_config, None, device, with_collnet, settings.wire) {
+        Ok(chosen) => {
+            let agreed = net::agree(&[record::encode(&chosen.record())])?;
+            take_net(&agreed, &chosen.name, (topology, plan_config))
+        }
+        Err(error) => {
+            log::info(Subsys::Net, || format!("without a net of this machine: {error}"));
+            Ok(())
+        }
+    }
 }
 
 /// The names of the programs that the user brought, which `NCCL_ALGO` may have among its words.
@@ -192,17 +235,14 @@ pub fn program_names() -> Vec<String> {
     programs::names(env::settings())
 }
 
-/// Settles what is left for a topology that is only thought of.
-fn finish(plan_config: &mut PlanConfig, topology: &Topology, settings: &Settings) -> Result<()> {
+/// Settles what is left for a topology that is only thought of. Returns the lanes that programs need.
+fn finish(plan_config: &mut PlanConfig, topology: &Topology, settings: &Settings) -> Result<u32> {
     let far = topology.hosts() > 1;
-    if far {
-        knobs_for_network(plan_config, settings);
-    }
     let programs = programs::load(settings, topology.size());
     programs::check(&[programs.shared()])?;
     programs.take(plan_config, if far { net::MOST_SLOTS } else { hawser_msccl::MOST_SLOTS });
     fit(plan_config, topology.size(), topology.places().1, programs.lanes());
-    Ok(())
+    Ok(programs.lanes())
 }
 
 /// Whether this rank's device and those of all ranks, in this process, use each other's memory from now on.
@@ -235,21 +275,30 @@ fn choose_net(
     let records = bootstrap.all_gather(&record::encode(&own), wait)?;
     let mut chosen = chosen?;
     let agreed = net::agree(&records)?;
-    (topology.net_mbps, topology.collnet) = (agreed.mbps, agreed.collnet);
     if agreed.collnet == 0 {
         chosen.without_collnet();
     }
     knobs_for_network(plan_config, env::settings());
+    take_net(&agreed, &chosen.name, (topology, plan_config))?;
+    Ok(chosen)
+}
+
+/// Takes what the net of all ranks can do: its speed, its largest message, its own reductions.
+fn take_net(
+    agreed: &net::Agreed,
+    name: &str,
+    (topology, plan_config): (&mut Topology, &mut PlanConfig),
+) -> Result<()> {
+    (topology.net_mbps, topology.collnet) = (agreed.mbps, agreed.collnet);
     let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX);
     let most = most.saturating_sub(plan_config.slot_lead) & !511;
     if most < 512 {
-        let text =
-            format!("net {} sends at most {} bytes at once, 512 are needed", chosen.name, agreed.most_bytes);
+        let text = format!("net {name} sends at most {} bytes at once, 512 are needed", agreed.most_bytes);
         return Err(Error::invalid_usage(text));
     }
     plan_config.slot_bytes[2] = plan_config.slot_bytes[2].min(most);
     plan_config.message_bytes = most.into();
-    Ok(chosen)
+    Ok(())
 }
 
 /// Only Simple crosses a network, and a slot is one message.
