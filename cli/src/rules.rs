@@ -2,6 +2,7 @@
 //! and changes the rules of processes that run.
 
 mod apply;
+mod doubtful;
 mod explain;
 mod import;
 mod ompi;
@@ -150,6 +151,13 @@ fn check(files: &[PathBuf], strict: bool) -> (Vec<Finding>, bool) {
                 }
                 rules.extend(read.rules);
             }
+            Err(_) if let Some(what) = of_others(path) => {
+                right = false;
+                let name = path.display();
+                let text =
+                    format!("this is {what}: hawser rules from-csv {name} -o NEW.toml makes rules of it");
+                say(name.to_string(), "error", text);
+            }
             Err(unusable) => {
                 right = false;
                 for problem in unusable.problems {
@@ -162,11 +170,22 @@ fn check(files: &[PathBuf], strict: bool) -> (Vec<Finding>, bool) {
             }
         }
     }
-    for warning in lint(&rules) {
+    for warning in doubtful::doubtful(&rules).into_iter().chain(lint(&rules)) {
         say(warning.place.to_string(), "warning", warning.text);
         right &= !strict;
     }
     (findings, right)
+}
+
+/// The name of another program's form of rules in which a file seems to be written.
+fn of_others(path: &Path) -> Option<&'static str> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let is_csv = || RuleFile { form: Form::Csv, ..RuleFile::named(path) }.parse(&text).is_ok();
+    match RuleFile::named(path).form {
+        _ if ompi::is_table(&text) => Some("a table of Open MPI"),
+        Form::Toml if text.contains(',') && is_csv() => Some("NCCL's CSV (whose name ends in .csv or .conf)"),
+        _ => None,
+    }
 }
 
 fn layout(files: &[PathBuf], check: bool) -> Result<(String, bool)> {
@@ -272,6 +291,17 @@ mod tests {
         let (text, right) = check(std::slice::from_ref(&old), true);
         let line = format!("{}:2:21: hint: \"dma_ring\" is written {hint}\n", old.display());
         assert!(right && text.contains(&line), "{text}");
+        let table = file("ompi.rules", "1\n2\n1\n0 1\n0 3 0 0\n");
+        let (text, right) = check(&[table], false);
+        assert!(!right && text.lines().count() == 1, "{text}");
+        assert!(text.contains("a table of Open MPI: hawser rules from-csv"), "{text}");
+        let (text, right) = check(&[file("nccl.txt", "allreduce,0,-1,tree,ll,2,1,-1\n")], false);
+        assert!(!right && text.contains("NCCL's CSV") && text.contains("from-csv"), "{text}");
+        let ring = "[[rule]]\nmatch.collective = \"alltoall\"\nuse = { algorithm = \"ring\" }\n";
+        let impossible = [file("impossible.toml", ring)];
+        let (text, right) = check(&impossible, false);
+        assert!(right && text.contains(":1:1: warning: ring is not there for alltoall"), "{text}");
+        assert!(!check(&impossible, true).1);
         let (text, right) = check(&[folder.join("none.toml")], false);
         assert!(!right && text.ends_with("none.toml: error: there is no such file\n"), "{text}");
         std::fs::remove_dir_all(folder).unwrap();

@@ -15,13 +15,16 @@ use hawser_tuner::rule::{Action, Match, Place, Ranges, Rule, Way};
 use hawser_tuner::write;
 
 /// Numbers of collectives that rules are asked about.
-const COLLECTIVES: [(u64, Function); 6] = [
+const COLLECTIVES: [(u64, Function); 9] = [
     (0, Function::AllGather),
     (2, Function::AllReduce),
+    (3, Function::AllToAll),
     (7, Function::Broadcast),
+    (9, Function::Gather),
     (11, Function::Reduce),
     (12, Function::ReduceScatter),
     (13, Function::ReduceScatter),
+    (15, Function::Scatter),
 ];
 /// Most entries of any list: a wrong number is no reason to take all memory.
 const MOST: u64 = 100_000;
@@ -51,6 +54,13 @@ fn algorithms(collective: u64) -> &'static [(&'static str, &'static str)] {
             ("rabenseifner", "halving_doubling"),
             ("allgather_reduce", "one_shot"),
         ],
+        3 => &[
+            ("linear", "direct"),
+            ("pairwise", "pairwise"),
+            ("modified_bruck", "bruck"),
+            ("linear_sync", "direct"),
+            ("two_proc", "direct"),
+        ],
         7 => &[
             ("basic_linear", "one_shot"),
             ("chain", "ring"),
@@ -62,6 +72,7 @@ fn algorithms(collective: u64) -> &'static [(&'static str, &'static str)] {
             ("scatter_allgather", "all_pairs"),
             ("scatter_allgather_ring", ""),
         ],
+        9 => &[("basic_linear", "direct"), ("binomial", ""), ("linear_sync", "direct")],
         11 => &[
             ("linear", "one_shot"),
             ("chain", "ring"),
@@ -76,8 +87,17 @@ fn algorithms(collective: u64) -> &'static [(&'static str, &'static str)] {
         13 => {
             &[("basic_linear", ""), ("recursive_doubling", ""), ("recursive_halving", ""), ("butterfly", "")]
         }
+        15 => &[("basic_linear", "direct"), ("binomial", ""), ("linear_nb", "direct")],
         _ => &[],
     }
+}
+
+/// True if a file looks like such a table: numbers, or the heading of version 2.
+pub fn is_table(text: &str) -> bool {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    let first = lines.into_iter().find(|line| !line.is_empty()).unwrap_or_default();
+    let is_number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
+    first.starts_with("rule-file-version-") || (!first.is_empty() && first.split_whitespace().all(is_number))
 }
 
 /// The rules of a table, as TOML with comments.
@@ -287,6 +307,26 @@ mod tests {
             use = { algorithm = \"tree\" }\n\n\
             # line 18: left out, broadcast has no algorithm 42\n";
         assert_eq!(text, wanted);
+    }
+
+    #[test]
+    fn collectives_that_only_move_are_imported_too() {
+        let one = |collective: u64, algorithm: u64| {
+            toml("t", &format!("1\n{collective}\n1\n0 1\n0 {algorithm} 0 0\n")).unwrap()
+        };
+        for (collective, algorithm, words) in [
+            (3, 1, ["collective = \"alltoall\"", "algorithm = \"direct\""]),
+            (3, 2, ["alltoall's 2 (pairwise)", "algorithm = \"pairwise\""]),
+            (3, 3, ["alltoall's 3 (modified_bruck)", "algorithm = \"bruck\""]),
+            (9, 3, ["collective = \"gather\"", "algorithm = \"direct\""]),
+            (9, 2, ["nothing here is like", "2 (binomial)"]),
+            (15, 1, ["collective = \"scatter\"", "algorithm = \"direct\""]),
+        ] {
+            let text = one(collective, algorithm);
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        }
+        assert!(is_table("# x\n\n1 # one\n") && is_table("rule-file-version-2\n") && !is_table("[[rule]]"));
+        assert!(!is_table("") && !is_table("allreduce,0,1,ring,ll,1,1,1\n"));
     }
 
     #[test]

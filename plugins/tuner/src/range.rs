@@ -37,7 +37,7 @@ pub fn parse(text: &str, sizes: bool) -> Result<RangeInclusive<u64>, String> {
     Ok(start..=end)
 }
 
-/// Reads a number; with `sizes`, one with a suffix: 64K, 1M, 2G (powers of 1024; `KiB` and the like are fine
+/// Reads a number; with `sizes`, one with a suffix: 64K, 1.5M, 2G (powers of 1024; `KiB` and the like are fine
 /// too).
 ///
 /// # Errors
@@ -45,25 +45,40 @@ pub fn parse(text: &str, sizes: bool) -> Result<RangeInclusive<u64>, String> {
 pub fn number(text: &str, sizes: bool) -> Result<u64, String> {
     let text = text.trim();
     let wrong = || match sizes {
-        true => format!("\"{text}\" is no size: write a number of bytes, or 64K, 1M, 2G"),
+        true => format!("\"{text}\" is no size: write a number of bytes, or 64K, 1.5M, 2G"),
         false => format!("\"{text}\" is no number"),
     };
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '_').unwrap_or(text.len());
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '_' && c != '.').unwrap_or(text.len());
     let (digits, unit) = text.split_at(end);
+    let (digits, fraction) = digits.split_once('.').map_or((digits, None), |(d, f)| (d, Some(f)));
     let number: u64 = digits.replace('_', "").parse().map_err(|_| wrong())?;
-    let unit = unit.trim();
-    if unit.is_empty() || (sizes && unit.eq_ignore_ascii_case("B")) {
-        return Ok(number);
+    let shift = if unit.trim().is_empty() { 0 } else { shift(unit.trim(), sizes).ok_or_else(wrong)? };
+    let whole = u128::from(number) << shift;
+    let bytes = match fraction {
+        None => whole,
+        // Nine digits are more than a fraction of a terabyte can have.
+        Some(digits) if shift > 0 && (1..=9).contains(&digits.len()) => {
+            let part: u128 = digits.parse().map_err(|_| wrong())?;
+            let (part, all) = (part << shift, 10_u128.pow(digits.len() as u32));
+            if !part.is_multiple_of(all) {
+                return Err(format!("\"{text}\" is no whole number of bytes"));
+            }
+            whole + part / all
+        }
+        Some(_) => return Err(wrong()),
+    };
+    u64::try_from(bytes).map_err(|_| format!("\"{text}\" is more than 64 bits hold"))
+}
+
+/// The power of two of a unit: `K`, `KB` or `KiB`, and `B`.
+fn shift(unit: &str, sizes: bool) -> Option<u32> {
+    if sizes && unit.eq_ignore_ascii_case("B") {
+        return Some(0);
     }
     let letter = unit.chars().next().map(|c| c.to_ascii_uppercase());
-    let known = UNITS.iter().find(|(name, _)| sizes && Some(*name) == letter);
+    let (_, shift) = UNITS.iter().find(|(name, _)| sizes && Some(*name) == letter)?;
     let rest = unit.get(1..).unwrap_or_default();
-    match known {
-        Some((_, shift)) if ["", "B", "iB"].iter().any(|end| end.eq_ignore_ascii_case(rest)) => {
-            number.checked_mul(1 << shift).ok_or_else(|| format!("\"{text}\" is more than 64 bits hold"))
-        }
-        _ => Err(wrong()),
-    }
+    ["", "B", "iB"].iter().any(|end| end.eq_ignore_ascii_case(rest)).then_some(*shift)
 }
 
 /// The shortest text that [`parse`] reads as this range.
@@ -101,6 +116,8 @@ mod tests {
             ("4KiB .. 8kb", 4096..=8191),
             ("..", 0..=u64::MAX),
             ("10_000", 10_000..=10_000),
+            ("1.5M", 3 << 19..=3 << 19),
+            ("0.25K..1.50 MiB", 256..=(3 << 19) - 1),
             ("0..1", 0..=0),
         ] {
             assert_eq!(parse(text, true), Ok(range), "{text}");
@@ -112,7 +129,13 @@ mod tests {
         for (text, sizes, words) in [
             ("", true, "is no size"),
             ("64X", true, "write a number of bytes, or 64K"),
-            ("1.5M", true, "is no size"),
+            ("1.3K", true, "is no whole number of bytes"),
+            ("1.5", true, "is no size"),
+            ("1.5B", true, "is no size"),
+            ("1.M", true, "is no size"),
+            (".5M", true, "is no size"),
+            ("1.2.3M", true, "is no size"),
+            ("1.5M", false, "is no number"),
             ("4K", false, "is no number"),
             ("-1", false, "is no number"),
             ("8..8", false, "holds nothing"),

@@ -49,11 +49,9 @@ pub struct Rule {
 
 /// Puts rules into the order in which they are looked at.
 pub fn in_order<'r>(rules: impl Iterator<Item = &'r Rule>) -> Vec<&'r Rule> {
-    let mut ordered = Vec::new();
-    for rule in rules {
-        let at = ordered.partition_point(|other: &&Rule| other.priority >= rule.priority);
-        ordered.insert(at, rule);
-    }
+    let mut ordered: Vec<&Rule> = rules.collect();
+    // Those of one priority keep their order.
+    ordered.sort_by_key(|rule| std::cmp::Reverse(rule.priority));
     ordered
 }
 
@@ -84,7 +82,7 @@ impl fmt::Display for Rule {
 }
 
 /// Ranges of which one has to hold; none = any number.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Ranges(pub Vec<RangeInclusive<u64>>);
 
 impl Ranges {
@@ -103,7 +101,7 @@ impl Ranges {
 }
 
 /// Conditions; all that are given have to hold.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Match {
     /// Bit per number of [`Function`]; 0 = any.
     pub collectives: u32,

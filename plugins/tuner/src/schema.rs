@@ -56,6 +56,7 @@ pub fn contents(file: &str, text: &str) -> Result<Contents, Vec<Problem>> {
     }
     let contents = if errors.is_empty() { reader.document(document.get_ref()) } else { Contents::default() };
     if !reader.problems.is_empty() {
+        reader.problems.sort_by_key(|problem| (problem.place.line, problem.place.column));
         return Err(reader.problems);
     }
     Ok(Contents { hints: reader.hints, ..contents })
@@ -87,10 +88,7 @@ impl<'t> Reader<'t> {
 
     fn problem(&mut self, span: Range<usize>, text: impl Into<String>) {
         let place = self.place(span.start);
-        let is_before =
-            |other: &Problem| (other.place.line, other.place.column) <= (place.line, place.column);
-        let at = self.problems.partition_point(is_before);
-        self.problems.insert(at, Problem { place, text: text.into() });
+        self.problems.push(Problem { place, text: text.into() });
     }
 
     /// An old spelling is read, and how it is written now.
