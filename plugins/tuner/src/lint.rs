@@ -89,7 +89,9 @@ impl<'r> Sizes<'r> {
         }
         let inside = self.0.range(start..).take_while(|(_, (last, _))| *last <= end);
         let inside: Vec<u64> = inside.map(|(first, _)| *first).collect();
-        inside.into_iter().for_each(|first| drop(self.0.remove(&first)));
+        inside.into_iter().for_each(|first| {
+            self.0.remove(&first);
+        });
         self.0.insert(start, (end, rule));
     }
 }
