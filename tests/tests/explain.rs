@@ -1,5 +1,5 @@
-//! `hawser explain` says what runs: random calls on one host and on several, compared with what a communicator
-//! chose, blocks included.
+//! `hawser explain` says what runs: random calls on one host and on several, compared with what a
+//! communicator chose, blocks included.
 //!
 //! `HAWSER_EXPLAIN_POINTS=1000 cargo test -p hawser-tests --test explain` takes a thousand points,
 //! `HAWSER_EXPLAIN_SEED` others than the usual ones.
@@ -60,7 +60,7 @@ fn tool() -> PathBuf {
     test.parent().and_then(Path::parent).expect("target/PROFILE/deps").join("hawser")
 }
 
-/// What `hawser explain` says of the same call.
+/// The words of `hawser explain` about the same call.
 fn explained(layout: &str, point: &Point) -> (String, String, String, u64, u64) {
     let hosts = layout.chars().max().map_or(1, |last| last as u32 - 'a' as u32 + 1);
     let options = [

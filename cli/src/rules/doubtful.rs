@@ -1,5 +1,5 @@
-//! Rules that can be read and yet name what cannot be: an algorithm that no executor has for the collective, a
-//! name that an earlier rule has.
+//! Rules that can be read and yet name what cannot be: an algorithm that no executor has for the collective,
+//! a name that an earlier rule has.
 
 use hawser_plan::algo;
 use hawser_plan::executor::EXECUTORS;
@@ -9,7 +9,7 @@ use hawser_plugin::tuner::Function;
 use hawser_tuner::rule::{Action, Problem, Rule, RunBy};
 use std::collections::HashMap;
 
-/// What is doubtful about the rules, in their order.
+/// The doubts about rules, in the order of the rules.
 pub fn doubtful(rules: &[Rule]) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut names: HashMap<&str, &Rule> = HashMap::new();

@@ -188,7 +188,7 @@ mod tests {
         for part in [
             "  rule at R:13:1: always -> ring\n    not looked at",
             "what the chooser made of it:\n  all_reduce of 65536 bytes on 4 ranks\n",
-            "is fastest by tuner hawser-rules: rule \"rest\" (R:9:1): ",
+            "is what tuner hawser-rules: rule \"rest\" (R:9:1) orders: ",
             "fused kernels are for GPUs",
         ] {
             assert!(text.contains(part), "{part} is not in\n{text}");

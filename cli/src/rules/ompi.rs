@@ -281,7 +281,7 @@ mod tests {
     const TABLE: &str = "3 # collectives\n\
                          2 # all-reduce\n2 # sizes\n4 3\n0 3 0 0\n8192 5 0 65536\n1048576 0 0 0\n\
                          64 1\n0 2 0 0\n\
-                         3\n1\n0 1\n0 1 0 0\n\
+                         6\n1\n0 1\n0 1 0 0\n\
                          7\n1\n0 2\n0 6 0 0\n4096 42 0 0\n";
 
     #[test]
@@ -300,7 +300,7 @@ mod tests {
             [[rule]]\n\
             match = { collective = \"all_reduce\", ranks = \"64..\" }\n\
             use = { algorithm = \"tree\" }\n\n\
-            # line 13: left out, rules are not asked about collective 3\n\n\
+            # line 13: left out, rules are not asked about collective 6\n\n\
             # line 17: broadcast's 6 (binomial)\n\
             [[rule]]\n\
             match = { collective = \"broadcast\", bytes = \"..4K\" }\n\

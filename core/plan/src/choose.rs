@@ -272,7 +272,7 @@ fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
     brought.or_else(measured).or_else(|| least(possible()))
 }
 
-/// What the one taken is, in words. It is called the fastest only if no candidate is predicted to be faster.
+/// The words for the one taken. It is called the fastest only if no candidate is predicted to be faster.
 fn who(candidates: &[Candidate], best: Best<'_>, advice: Option<&Advice>) -> String {
     let is_ordered = |advice: &Advice| {
         let candidate = advice.order.and_then(|place| candidates.get(place));
