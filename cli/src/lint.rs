@@ -8,11 +8,12 @@ use anyhow::Result;
 use clap::Args;
 use hawser_msccl::{Dialect, Import, ImportError, MOST_SLOTS};
 use hawser_plan::imported;
-use hawser_program::verify;
+use hawser_program::{text, verify};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::output::{self, print, print_json};
+use crate::plan::is_xml;
 
 /// Options of `hawser lint`.
 #[derive(Debug, Args)]
@@ -110,8 +111,9 @@ fn look(path: &Path) -> (Vec<Finding>, Option<String>) {
             return (vec![finding((1, 1), Level::Error, "file", text)], None);
         }
     };
-    if imported::is_plan(&source) {
-        return match imported::read(&source) {
+    if !imported::is_json(&source) && !is_xml(&source) {
+        let read = text::from_text(&source).and_then(|_| imported::read(&source));
+        return match read {
             Ok(plan) => (Vec::new(), Some(plan.program.shape.name)),
             Err(error) => {
                 let (at, text) = place(&error.into_text());

@@ -320,12 +320,18 @@ fn load(which: &Which) -> Result<(Program, Option<hawser_msccl::Import>)> {
     load_file(path)
 }
 
+/// True if a text is XML, or has a program in XML behind other lines; what is not is read as a `.plan`.
+pub fn is_xml(source: &str) -> bool {
+    let begins = source.trim_start_matches('\u{feff}').trim_start().starts_with('<');
+    !imported::is_plan(source) && (begins || source.contains("<algo"))
+}
+
 fn load_file(path: &Path) -> Result<(Program, Option<hawser_msccl::Import>)> {
     let source = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
     let read = match () {
         () if imported::is_json(&source) => Some(hawser_msccl::read_mscclpp(&source)),
-        () if imported::is_plan(&source) => None,
-        () => Some(hawser_msccl::read(&source)),
+        () if is_xml(&source) => Some(hawser_msccl::read(&source)),
+        () => None,
     };
     if let Some(import) = read {
         let import = import.map_err(|error| anyhow!("{}:{error}", path.display()))?;

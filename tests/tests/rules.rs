@@ -205,8 +205,8 @@ fn why_is_written_once_per_call() {
         "Ring               host/Simple",
         "fused kernels are for GPUs",
         &format!(
-            "decided: Tree with host/Simple in 1 × 2 blocks of 1 threads is fastest \
-             by tuner hawser-rules: rule \"trees\" ({rules}:1:1)"
+            "decided: Tree with host/Simple in 1 × 2 blocks of 1 threads is what tuner hawser-rules: rule \
+             \"trees\" ({rules}:1:1) orders"
         ),
         &format!("  tuner hawser-rules: rule \"trees\" ({rules}:1:1)"),
         "pat: impossible here",
