@@ -179,6 +179,9 @@ const MOST_STEPS: usize = 1 << 20;
 const MOST: u32 = 1024;
 const MOST_CHUNKS: u32 = 1 << 16;
 
+/// An element of some synthesizers, which no runtime reads: input that lies in the output already.
+const COPY: &str = "copy";
+
 /// Name and number of ranks.
 pub(super) fn head(text: &str) -> Result<(String, u32)> {
     let text = without_surroundings(text);
@@ -194,7 +197,7 @@ pub(super) fn read(text: &str) -> Result<Algo> {
     let algo = root(&document, &lines)?;
     let mut left = MOST_STEPS;
     let mut gpus: Vec<Gpu> =
-        algo.children("gpu")?.iter().map(|gpu| read_gpu(gpu, &mut left)).collect::<Result<_>>()?;
+        algo.children(&["gpu"])?.iter().map(|gpu| read_gpu(gpu, &mut left)).collect::<Result<_>>()?;
     let (collective, root) = collective(&algo)?;
     let (dialect, aliased, window) = dialect(&algo)?;
     let in_place = algo.attribute("inplace") == Some("1");
@@ -212,6 +215,10 @@ pub(super) fn read(text: &str) -> Result<Algo> {
     if channels == 0 {
         channels = gpus.iter().flat_map(|gpu| &gpu.blocks).map(|block| block.chan + 1).max().unwrap_or(1);
         change(algo.pos(), format!("nchannels=\"0\" became {channels}, the channels that blocks use"));
+    }
+    if let Some(copy) = algo.node.descendants().find(|node| node.has_tag_name(COPY)) {
+        let text = "<copy> was left out, as by all runtimes: in place its chunks lie there already";
+        change(Element { node: copy, lines: &lines }.pos(), text.into());
     }
     let steps = gpus.iter_mut().flat_map(|gpu| &mut gpu.blocks).flat_map(|block| &mut block.steps);
     let nops: Vec<&mut Step> = steps.filter(|step| step.kind == Kind::Nop && step.count > 0).collect();
@@ -380,12 +387,14 @@ fn dialect(algo: &Element<'_>) -> Result<(Dialect, bool, (u64, u64))> {
 fn read_gpu(gpu: &Element<'_>, left: &mut usize) -> Result<Gpu> {
     let used = [("i_chunks"), ("o_chunks"), ("s_chunks")];
     let [i, o, s] = used.map(|name| gpu.number(name, 0, MOST_CHUNKS));
-    let blocks = gpu.children("tb")?.iter().map(|block| read_block(block, left)).collect::<Result<_>>()?;
+    let tbs: Vec<Element<'_>> = gpu.children(&["tb", COPY])?;
+    let tbs = tbs.iter().filter(|element| element.node.tag_name().name() == "tb");
+    let blocks = tbs.map(|block| read_block(block, left)).collect::<Result<_>>()?;
     Ok(Gpu { pos: gpu.pos(), id: gpu.number("id", 0, MOST)?, used: [i?, o?, s?], blocks })
 }
 
 fn read_block(block: &Element<'_>, left: &mut usize) -> Result<Block> {
-    let steps = block.children("step")?;
+    let steps = block.children(&["step"])?;
     *left = left
         .checked_sub(steps.len())
         .ok_or_else(|| block.error(Class::Limit, format!("more than {MOST_STEPS} steps")))?;
@@ -482,12 +491,13 @@ impl<'a> Element<'a> {
         Ok(u32::try_from(number).ok())
     }
 
-    /// The children, which must all have this name.
-    fn children(&self, name: &str) -> Result<Vec<Element<'a>>> {
+    /// The children, which must all have one of these names; complaints name the first.
+    fn children(&self, names: &[&str]) -> Result<Vec<Element<'a>>> {
+        let name = names.first().copied().unwrap_or("");
         let mut children = Vec::new();
         for node in self.node.children() {
             let element = Element { node, lines: self.lines };
-            if node.is_element() && node.tag_name().name() == name {
+            if node.is_element() && names.contains(&node.tag_name().name()) {
                 children.push(element);
             } else if node.is_element() {
                 let text = format!("<{}> where <{name}> should come", node.tag_name().name());

@@ -271,6 +271,19 @@ fn faults_behind_a_log_have_their_line() {
     assert_eq!((error.class, error.line), (Class::Syntax, 1), "{error}");
 }
 
+/// In place the input lies in the output; out of place somebody has to copy it.
+#[test]
+fn copies_of_synthesizers_are_left_out_where_nothing_needs_them() {
+    let gather =
+        all_gather(2, 1, true).replace("<tb id=\"0\"", "<copy i_off=\"0\" o_off=\"0\"/>\n<tb id=\"0\"");
+    let said = texts(&read(&gather));
+    assert!(said.len() == 1 && said[0].starts_with("3:1: <copy> was left out"), "{said:?}");
+    let apart = gather.replace("inplace=\"1\"", "inplace=\"0\" outofplace=\"1\"");
+    assert!(hawser_msccl::read(&apart).is_err());
+    let elsewhere = own("valid.pair").replacen("<step", "<copy/><step", 1);
+    assert_eq!(hawser_msccl::read(&elsewhere).unwrap_err().class, Class::Syntax);
+}
+
 #[test]
 fn a_block_whose_directions_meet_two_blocks_becomes_two() {
     let import = read(&own("valid.directions"));
