@@ -31,22 +31,22 @@ nccl_api! {
     /// A communicator for kernels.
     fn ncclDevCommCreate / pncclDevCommCreate(comm: CommPtr, _reqs: *const c_void,
         _outDevComm: *const c_void) {
-        comm.ready().and_then(|_| Err(refusal()))
+        comm.ready().and_then(|_| Err(Missing::DevComm.refusal()))
     }
 
     /// Frees a communicator for kernels.
     fn ncclDevCommDestroy / pncclDevCommDestroy(comm: CommPtr, _devComm: *const c_void) {
-        comm.ready().and_then(|_| Err(refusal()))
+        comm.ready().and_then(|_| Err(Missing::DevComm.refusal()))
     }
 
     /// Ranks reached by counted transfers, as a team.
     fn ncclTeamCft / pncclTeamCft(_comm: CommPtr, _mode: c_int) -> Team, else NO_TEAM, {
-        Err(refusal())
+        Err(Missing::Counted.refusal())
     }
 
     /// Ranks reached by counted multicast, as a team.
     fn ncclTeamCftMultimem / pncclTeamCftMultimem(_comm: CommPtr) -> Team, else NO_TEAM, {
-        Err(refusal())
+        Err(Missing::Counted.refusal())
     }
 
     /// Logical endpoint of a window in a counted team.
@@ -102,9 +102,39 @@ fn uninitialised(error: Error) -> Error {
     Error::invalid_usage(error.text.as_str())
 }
 
-fn refusal() -> Error {
-    Error::invalid_usage("this function is not offered at Hawser API level 1 (names of NCCL 2.32.3)")
-        .remedy("the device API is missing as a whole; ncclCommQueryProperties says deviceApiSupport = false")
+/// The parts of the device API that functions here would need.
+enum Missing {
+    /// Communicators for kernels.
+    DevComm,
+    /// Counted transfers.
+    Counted,
+    /// Logical endpoints of windows.
+    Endpoint,
+}
+
+impl Missing {
+    /// The answer of a function that needs the part: what is missing, and what to use instead.
+    fn refusal(&self) -> Error {
+        let (what, instead) = match self {
+            Self::DevComm => (
+                "there are no communicators for kernels: NCCL compiles their layout into programs, and \
+                 Hawser does not build it (ncclCommQueryProperties says deviceApiSupport = false)",
+                "call collectives from the host, or let kernels load and store peers' windows at the \
+                 addresses of ncclGetLsaDevicePointer and ncclGetPeerDevicePointer",
+            ),
+            Self::Counted => (
+                "there are no counted transfers (ncclCommQueryProperties says cftSupport = false and \
+                 cftMulticastSupport = false)",
+                "use ncclTeamLsa for ranks that load and store each other's windows, ncclTeamWorld for all",
+            ),
+            Self::Endpoint => (
+                "windows have no logical endpoints, as there are no counted transfers \
+                 (ncclCommQueryProperties says cftSupport = false)",
+                "use ncclGetPeerDevicePointer for addresses, or ncclPutSignal for transfers",
+            ),
+        };
+        Error::invalid_usage(what).remedy(instead)
+    }
 }
 
 /// All ones is NCCL's invalid endpoint.
@@ -112,5 +142,5 @@ fn no_endpoint(window: *const c_void, id: Out<u32>, offset: Out<usize>) -> Resul
     teams::owner(window)?;
     id.set_if_given(u32::MAX);
     offset.set_if_given(0);
-    Err(refusal())
+    Err(Missing::Endpoint.refusal())
 }
