@@ -55,10 +55,10 @@ pub struct Options {
 #[derive(Debug, Clone, Args)]
 pub struct Machine {
     /// Number of ranks
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, default_value_t = 8, value_parser = crate::ranks::ranks(1))]
     ranks: u32,
     /// Hosts, with equally many ranks each
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, default_value_t = 1, value_parser = crate::ranks::ranks(1))]
     hosts: u32,
     /// The device: host, h200, or cuda: and a compute capability, such as cuda:90
     #[arg(long, default_value = "h200", value_parser = parse_device)]

@@ -18,6 +18,7 @@ mod pages;
 mod perf;
 mod plan;
 mod progress;
+mod ranks;
 mod rules;
 mod subprocess;
 mod svg;

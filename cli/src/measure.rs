@@ -31,7 +31,7 @@ use crate::subprocess::{self, Folder, Row, Sweep};
 #[derive(Debug, Args)]
 pub struct Options {
     /// Ranks, each with a GPU of its own [default: all GPUs; 2 on the host device]
-    #[arg(short = 'g', long = "ngpus", value_parser = clap::value_parser!(u32).range(2..=1024))]
+    #[arg(short = 'g', long = "ngpus", value_parser = crate::ranks::ranks(2))]
     gpus: Option<u32>,
     /// First size
     #[arg(short = 'b', long = "minbytes", default_value = "1K", value_parser = parse_size)]

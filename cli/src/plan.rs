@@ -112,7 +112,7 @@ struct Which {
     /// A .plan file, MSCCL's XML, MSCCL++'s JSON, or the name of a built-in program (see `hawser plan list`)
     program: String,
     /// Ranks of a built-in program
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, default_value_t = 4, value_parser = crate::ranks::ranks(1))]
     ranks: u32,
     /// Root of a built-in program
     #[arg(long, default_value_t = 0)]

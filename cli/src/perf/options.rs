@@ -27,13 +27,13 @@ pub struct Options {
     #[arg(value_parser = parse_tests)]
     pub collective: Tests,
     /// Threads per process
-    #[arg(short = 't', long = "nthreads", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(short = 't', long = "nthreads", value_parser = crate::ranks::ranks(1))]
     pub threads: Option<u32>,
     /// GPUs (communicators) per thread
-    #[arg(short = 'g', long = "ngpus", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(short = 'g', long = "ngpus", value_parser = crate::ranks::ranks(1))]
     pub gpus: Option<u32>,
     /// Processes to start on this host
-    #[arg(short = 'p', long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(short = 'p', long, value_parser = crate::ranks::ranks(1))]
     pub processes: Option<u32>,
     /// First size, e.g. 8, 64K, 1.5M, 1G (powers of 1024)
     #[arg(short = 'b', long = "minbytes", default_value = "32M", value_parser = parse_size)]
@@ -107,7 +107,7 @@ pub struct Options {
     pub unalign: u64,
     /// Let the ranks count as ranks of this many hosts, in equal parts: what passes between them goes over a
     /// net plugin
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_parser = crate::ranks::ranks(1))]
     pub hosts: Option<u32>,
     /// Make a communicator of each of these names, which take turns at every size: rules may tell them apart
     #[arg(long, value_name = "NAME", value_delimiter = ',')]

@@ -123,9 +123,10 @@ impl Shape {
             (false, false) => (1, hawser_device::count().max(1)),
         };
         let local = threads * gpus;
-        let ranks = local.checked_mul(place.processes).filter(|n| *n <= 1024);
-        let ranks =
-            ranks.ok_or_else(|| anyhow!("more than 1024 ranks: lower -t, -g or the number of processes"))?;
+        let most = hawser_plan::algo::MAX_RANKS;
+        let ranks = local.checked_mul(place.processes).filter(|n| *n <= most);
+        let ranks = ranks
+            .ok_or_else(|| anyhow!("more than {most} ranks: lower -t, -g or the number of processes"))?;
         let shape = Self { threads, gpus, ranks, devices: hawser_device::count() };
         if shape.devices == 0 {
             bail!("there is no device: HAWSER_DEVICE=host measures on the CPU");

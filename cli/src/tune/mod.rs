@@ -49,7 +49,7 @@ pub struct Options {
     )]
     collectives: Vec<Collective>,
     /// Ranks, each with a GPU of its own [default: all GPUs; 2 on the host device]
-    #[arg(short = 'g', long = "ngpus", value_parser = clap::value_parser!(u32).range(2..=1024))]
+    #[arg(short = 'g', long = "ngpus", value_parser = crate::ranks::ranks(2))]
     gpus: Option<u32>,
     /// First size
     #[arg(short = 'b', long = "minbytes", default_value = "1K", value_parser = parse_size)]

@@ -276,7 +276,7 @@ impl SharedMemory for HostDevice {
             None => {
                 let ticket = self.pool.ticket(length)?;
                 let fd = memfd_create("hawser-heap", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
-                    .map_err(|e| Error::system("memfd_create", e))?;
+                    .map_err(no_file)?;
                 ftruncate(&fd, length)
                     .map_err(|e| Error::system(format!("reserving {bytes} bytes of shared memory"), e))?;
                 // A peer that made it shorter would kill who touches it (SIGBUS).
@@ -372,6 +372,17 @@ impl SharedMemory for HostDevice {
 
     fn reach(&self, _ordinal: u32) -> Result<()> {
         Ok(())
+    }
+}
+
+/// Why there is no file for a heap. With many ranks in one process it is most often the limit of open files.
+fn no_file(errno: rustix::io::Errno) -> Error {
+    let error = Error::system("memfd_create", errno);
+    match errno {
+        rustix::io::Errno::MFILE | rustix::io::Errno::NFILE => {
+            error.remedy("raise the limit of open files (ulimit -n): ranks of one process take about 10 each")
+        }
+        _ => error,
     }
 }
 

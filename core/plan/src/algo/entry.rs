@@ -3,8 +3,9 @@
 use hawser_program::RankProgram;
 use hawser_types::{Algorithm, Collective, Measured, Result};
 
-/// Most ranks of a program.
-pub const MAX_RANKS: u32 = 1024;
+/// Most ranks of a program, and so of a communicator: an all-to-all has two steps for each peer, a channel
+/// 255 steps and a lane of its own, and there are 24 lanes unless somebody says otherwise.
+pub const MAX_RANKS: u32 = 1 + 24 * 127;
 
 /// What identifies a generated program; equal keys give equal programs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -127,7 +127,8 @@ impl Comm {
         forked::refuse()?;
         let most = hawser_plan::algo::MAX_RANKS;
         if nranks == 0 || nranks > most {
-            return Err(Error::invalid_argument(format!("{nranks} ranks: a communicator has 1 to {most}")));
+            return Err(Error::invalid_argument(format!("{nranks} ranks: a communicator has 1 to {most}"))
+                .remedy("make several communicators, and one of a rank of each"));
         }
         if rank >= nranks {
             return Err(Error::invalid_argument(format!("rank {rank} is not one of {nranks} ranks")));
