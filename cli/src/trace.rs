@@ -12,7 +12,7 @@ use clap::{Args, Subcommand};
 use hawser_runtime::progress::process_state::ProcessState;
 use hawser_runtime::progress::reader;
 use hawser_runtime::progress::report::ProcessReport;
-use hawser_runtime::progress::verdict::{Evidence, Verdict, verdict};
+use hawser_runtime::progress::verdict::{Evidence, Verdict, of_meetings, verdict};
 use hawser_runtime::rules_update::client;
 
 use crate::output;
@@ -102,6 +102,12 @@ fn of_processes(options: &Hang) -> Result<Vec<Verdict>> {
         }
     }
     verdicts.extend(open.into_iter().map(|comm_id| judge(comm_id, &reports)));
+    let asked = reports.iter().filter(|report| pids.contains(&report.pid));
+    let meetings: BTreeSet<u64> =
+        asked.flat_map(|report| &report.joining).map(|joining| joining.meeting).collect();
+    let is_wanted =
+        |verdict: &Verdict| meetings.iter().any(|meeting| verdict.comm_id == format!("{meeting:016x}"));
+    verdicts.extend(of_meetings(&reports).into_iter().filter(is_wanted));
     if verdicts.is_empty() {
         bail!("these processes have no communicator of more than one rank");
     }
@@ -144,7 +150,8 @@ fn of_files(files: &[PathBuf]) -> Result<Vec<Verdict>> {
     let read = |path: &PathBuf| read_file(path);
     let reports: Vec<ProcessReport> = files.iter().map(read).collect::<Result<_>>()?;
     let ids: BTreeSet<u64> = reports.iter().flat_map(comms).collect();
-    Ok(ids.into_iter().map(|comm_id| judge(comm_id, &reports)).collect())
+    let of_comms = ids.into_iter().map(|comm_id| judge(comm_id, &reports));
+    Ok(of_comms.chain(of_meetings(&reports)).collect())
 }
 
 fn read_file(path: &Path) -> Result<ProcessReport> {

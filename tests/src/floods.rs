@@ -246,6 +246,19 @@ fn count(counts: &[AtomicU64; 2], outcome: std::io::Result<File>) -> Option<File
     outcome.ok()
 }
 
+/// The TCP addresses at which this process listens.
+pub fn own_addresses() -> Vec<SocketAddr> {
+    let entries = std::fs::read_dir("/proc/self/fd").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    let listens = |number: i32| {
+        // SAFETY: only asked, in two calls that fail where there is no such descriptor or no socket.
+        let descriptor = unsafe { BorrowedFd::borrow_raw(number) };
+        let is_listening = sockopt::socket_acceptconn(descriptor) == Ok(true);
+        is_listening.then(|| net::getsockname(descriptor).ok()).flatten()
+    };
+    numbers.filter_map(listens).filter_map(|address| SocketAddr::try_from(address).ok()).collect()
+}
+
 /// Writes the addresses of listening sockets of this process that have not been named.
 fn name_ports(files: u64, named: &mut BTreeSet<String>) {
     for descriptor in 3..i32::try_from(files).unwrap_or(i32::MAX) {

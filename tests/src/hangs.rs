@@ -25,6 +25,7 @@ pub fn step(comm: &Comm, step: &str) -> Option<Result<()>> {
         "queued" => queued(comm, argument),
         "child" => child(comm, argument),
         "unmapped" => unmapped(comm, argument),
+        "paced" => paced(comm, argument),
         "spin" => loop {
             std::hint::spin_loop();
         },
@@ -48,6 +49,15 @@ fn call(comm: &Comm, text: &str) -> Result<()> {
     let op = parts.next().map_or(Some(ReduceOp::Sum), by_name).ok_or_else(bad)?;
     let root = parts.next().unwrap_or("0").parse().map_err(|_| bad())?;
     world::run(comm, Case { collective, dtype, op, ranks: comm.ranks(), root, count }, false, 0)
+}
+
+/// All-reduces until one fails, with so many milliseconds between them.
+fn paced(comm: &Comm, pause: &str) -> Result<()> {
+    let pause = pause.parse().map_err(|_| Error::invalid_argument("milliseconds"))?;
+    loop {
+        world::all_reduce(comm, 5_000)?;
+        std::thread::sleep(Duration::from_millis(pause));
+    }
 }
 
 /// An all-reduce, or a message to the rank itself (`message`), whose buffer ends where no memory is.

@@ -1,8 +1,16 @@
 //! Staged hangs: whoever is asked names the rank that is to blame, and why.
 
+use std::io::Write;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
 use hawser_runtime::progress::reader;
-use hawser_runtime::progress::verdict::{Cause, Evidence, verdict};
+use hawser_runtime::progress::verdict::{Cause, Evidence, Verdict, of_meetings, verdict};
+use hawser_runtime::unique_id;
+use hawser_tests::deadline::LIMIT;
+use hawser_tests::floods::own_addresses;
 use hawser_tests::hangs::Hang;
+use hawser_tests::process::Process;
 use hawser_tests::world::on_host;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_hawser-test-rank");
@@ -161,6 +169,53 @@ fn what_a_process_called_last_outlives_it() {
     let found = verdict(&Evidence { comm_id, reports, ..Evidence::default() });
     assert_eq!((found.cause, &found.guilty[..]), (Cause::NotCalled, &[1][..]), "{}", found.text());
     std::fs::remove_dir_all(&folder).expect("the folder");
+}
+
+#[test]
+fn a_rank_that_is_slower_than_its_peers() {
+    let parts = ["is slow: it came last to", "what does that rank do between its calls"];
+    check(1, &["paced=0", "paced=0", "paced=80"], 0, Cause::Slow, &[2], &parts);
+    check(1, &["paced=60", "paced=0"], 1, Cause::Slow, &[0], &parts);
+}
+
+#[test]
+fn a_rank_that_does_not_come_to_init_and_a_stranger_in_its_place() {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().expect("a unique id");
+    let begin = |rank| Process::rank(BINARY, &id, (rank, 3), &["all_reduce"], &[]);
+    let ranks = [begin(0), begin(2)];
+    let wait_for = |guilty: &[u32], parts: &[&str]| {
+        let until = Instant::now() + LIMIT;
+        loop {
+            let reports: Vec<_> = ranks.iter().filter_map(|rank| reader::read(rank.id()).ok()).collect();
+            let found = of_meetings(&reports);
+            let text = |verdict: &Verdict| verdict.text();
+            if let [found] = &found[..]
+                && (found.cause, &found.guilty[..]) == (Cause::MissingAtInit, guilty)
+                && parts.iter().all(|part| text(found).contains(part))
+            {
+                return;
+            }
+            assert!(
+                Instant::now() < until,
+                "no {parts:?} in {:?}",
+                found.iter().map(text).collect::<Vec<_>>()
+            );
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    wait_for(&[1], &["rank 1 has not come to init: ranks 0, 2 of 3 wait for it since "]);
+    // A scraper of metrics tries all ports of the process where ranks meet, which is this one.
+    for address in own_addresses() {
+        if let Ok(mut scraper) = TcpStream::connect(address) {
+            let _ = scraper.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n");
+        }
+    }
+    wait_for(&[1], &["rank 1 has not come to init", "sent an HTTP request, to the port where ranks meet"]);
+    let late = begin(1);
+    ranks.into_iter().chain([late]).for_each(|rank| rank.end().expect_success());
 }
 
 #[test]

@@ -19,6 +19,7 @@ use hawser_base::files::read_key;
 use hawser_oob::accept::{Acceptor, Arrival, Limits, WRONG_KEY};
 use hawser_oob::dial::{self, Offer, Retry};
 use hawser_oob::error::ErrorKind;
+use hawser_oob::foreign;
 use hawser_oob::handshake::{Key, Protocol, SECRET};
 use hawser_oob::socket::{self, Address, Options};
 use hawser_oob::wait::{self, Until};
@@ -121,6 +122,9 @@ fn gather(listener: TcpListener, processes: u32, secret: &Secret) -> Result<Vec<
                     }
                 }
                 Arrival::Stranger(from, why) => trouble = Some(format!("{from} was turned away: {why}")),
+                Arrival::Foreign(from, protocol) => {
+                    trouble = Some(format!("{from} was turned away: {}", foreign::reason(protocol)));
+                }
                 Arrival::WrongKey(from, _) => trouble = Some(format!("{from} was turned away: {WRONG_KEY}")),
                 Arrival::Trouble(why) => trouble = Some(why),
             }

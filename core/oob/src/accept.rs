@@ -4,6 +4,7 @@
 //! blocks: a stranger who says nothing, garbage or half a handshake costs a slot until the time limit, and
 //! never delays the others.
 
+use crate::foreign;
 use crate::handshake::{Key, Protocol, Responder};
 use crate::socket::{self, Caller, Moved, Options};
 use crate::strangers::{self, Place};
@@ -56,6 +57,8 @@ pub enum Step {
     WrongKey(Vec<u8>),
     /// It does not, for this reason.
     Stranger(String),
+    /// It speaks another protocol, which is known.
+    Foreign(&'static str),
 }
 
 /// The reason to drop a connection whose other end has another key.
@@ -127,7 +130,10 @@ impl Visitor {
             }
             // The first bytes already tell garbage from a slow friend.
             if self.answered.is_none() && !self.protocol.may_begin_with(&self.message[..self.have]) {
-                return stranger("it does not speak this protocol");
+                return match foreign::protocol(&self.message[..self.have]) {
+                    Some(protocol) => Step::Foreign(protocol),
+                    None => stranger("it does not speak this protocol"),
+                };
             }
             if self.have < length {
                 continue;
@@ -270,6 +276,8 @@ pub enum Arrival {
     Accepted(Accepted),
     /// A connection that was dropped, and why.
     Stranger(Caller, String),
+    /// A connection that was dropped since it speaks another protocol, which is known.
+    Foreign(Caller, &'static str),
     /// A connection that was dropped since its other end has another key, and what its greeting added.
     WrongKey(Caller, Vec<u8>),
     /// The listener cannot accept connections for a while; why, and what to do.
@@ -364,6 +372,10 @@ impl Acceptor {
                 }
                 Step::WrongKey(greeting) => {
                     arrivals.push(Arrival::WrongKey(from, greeting));
+                    continue;
+                }
+                Step::Foreign(protocol) => {
+                    arrivals.push(Arrival::Foreign(from, protocol));
                     continue;
                 }
                 Step::Stranger(why) => why,

@@ -71,6 +71,7 @@
 pub mod accept;
 pub mod dial;
 pub mod error;
+pub mod foreign;
 pub mod frame;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

@@ -195,6 +195,7 @@ fn strangers_do_not_delay_a_slow_friend() {
             for arrival in look(acceptor) {
                 match arrival {
                     Arrival::Stranger(_, why) => reasons.push(why),
+                    Arrival::Foreign(_, protocol) => reasons.push(protocol.into()),
                     other => panic!("{other:?}"),
                 }
             }
@@ -211,7 +212,7 @@ fn strangers_do_not_delay_a_slow_friend() {
     let mut welcome = vec![0; PROTOCOL.welcome_bytes()];
     stream.read_exact(&mut welcome, &patient(), &test).unwrap();
     assert_eq!(friend.welcomed(&welcome), Ok(&b"me!"[..]));
-    for reason in ["it left", "does not speak", "speaks version 2"] {
+    for reason in ["it left", "does not speak", "an HTTP request", "speaks version 2"] {
         assert!(reasons.iter().any(|why| why.contains(reason)), "{reason}: {reasons:?}");
     }
 }

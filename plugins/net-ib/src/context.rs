@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use hawser_oob::accept::{Accepted, Acceptor, Arrival, Limits, Unwanted, WRONG_KEY};
+use hawser_oob::foreign;
 use hawser_oob::handle::ConnectInfo;
 use hawser_oob::strangers::Lines;
 use hawser_oob::{interface, socket};
@@ -331,6 +332,10 @@ impl IbListener {
                 Arrival::Stranger(from, why) => {
                     stats::add(&stats::STRANGERS, 1);
                     format!("refused a connection from {from}: {why}")
+                }
+                Arrival::Foreign(from, protocol) => {
+                    stats::add(&stats::STRANGERS, 1);
+                    format!("refused a connection from {from}: {}", foreign::reason(protocol))
                 }
                 Arrival::WrongKey(from, _) => {
                     stats::add(&stats::STRANGERS, 1);

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use hawser_oob::accept::{Proved, Step, Unwanted, Visitor, WRONG_KEY, send_whole};
+use hawser_oob::foreign;
 use hawser_oob::socket::Caller;
 use rustc_hash::FxHashMap;
 
@@ -128,6 +129,7 @@ pub(crate) fn advance(visitor: Visitor, registry: &Registry) -> Visit {
     let proved = match visitor.advance(|greeting| Ok(greeting::key(&find(greeting, registry)?.1.secret))) {
         Step::Wait(visitor) => return Visit::Wait(visitor),
         Step::Stranger(why) => return Visit::Stranger(why),
+        Step::Foreign(protocol) => return Visit::Stranger(foreign::reason(protocol)),
         Step::WrongKey(_) => return Visit::Stranger(WRONG_KEY.into()),
         Step::Proved(proved) => proved,
     };

@@ -10,6 +10,7 @@ use hawser_base::error::{Error, Result};
 use hawser_base::wait::Wait;
 use hawser_oob::accept::{self, Arrival, Limits, Unwanted};
 use hawser_oob::dial::{self, Dial, Ended, Offer};
+use hawser_oob::foreign;
 use hawser_oob::handshake::Protocol;
 use hawser_oob::socket::{Address, Options, Origin};
 use hawser_oob::strangers::{self, Lines};
@@ -38,7 +39,7 @@ const SAME_KEY: &str = "if it is a rank of this job, give all ranks the same uni
                         NCCL_COMM_ID and key (HAWSER_COMM_ID_KEY_FILE)";
 
 const PROTOCOL: Protocol =
-    Protocol { magic: *b"HAWSboot", version: 8, greeting: GREETING, answer: 0, welcome: WELCOME };
+    Protocol { magic: *b"HAWSboot", version: 9, greeting: GREETING, answer: 0, welcome: WELCOME };
 
 /// Handshakes in progress at one listener; beyond it one that is older than [`GRACE`] gives way.
 const MOST_PENDING: usize = strangers::MOST;
@@ -169,7 +170,7 @@ pub(super) fn begin(
 pub(super) struct Acceptor {
     inner: accept::Acceptor,
     lines: Lines,
-    last_wrong_key: Option<String>,
+    last_stranger: Option<String>,
     key: Key,
     wire: Wire,
     target: u32,
@@ -208,7 +209,7 @@ impl Acceptor {
     ) -> Self {
         let limits = Limits { pending: MOST_PENDING, grace: GRACE, patience: limit };
         let inner = accept::Acceptor::new(listener, Options::default(), PROTOCOL, limits);
-        Acceptor { inner, lines: Lines::default(), last_wrong_key: None, key, wire, target, roles }
+        Acceptor { inner, lines: Lines::default(), last_stranger: None, key, wire, target, roles }
     }
 
     /// Adds everything this acceptor waits for.
@@ -221,14 +222,15 @@ impl Acceptor {
         self.inner.next_deadline()
     }
 
-    /// The caller that came last with a wrong key, in words. Nothing of it is proved but the address.
-    pub fn last_wrong_key(&self) -> Option<&str> {
-        self.last_wrong_key.as_deref()
+    /// The caller that came last with a wrong key or another protocol, in words. Nothing of it is proved but
+    /// the address.
+    pub fn last_stranger(&self) -> Option<&str> {
+        self.last_stranger.as_deref()
     }
 
     /// Takes all steps that need no waiting and returns the connections that proved the secret.
     pub fn advance(&mut self) -> Vec<Accepted> {
-        let Acceptor { inner, lines, last_wrong_key, key, wire, target, roles } = self;
+        let Acceptor { inner, lines, last_stranger, key, wire, target, roles } = self;
         let admit = |bytes: &[u8]| is_for(bytes, *target, roles).map(|()| key.clone());
         let mut done = Vec::new();
         for arrival in inner.advance(admit, |_| vec![wire.code()]) {
@@ -250,11 +252,18 @@ impl Acceptor {
                     let line = lines.line(format!("bootstrap: {text}; {SAME_KEY}"));
                     let weight = if *target == ROOT { Remark::Warning } else { Remark::Detail };
                     line.into_iter().for_each(|line| remark(weight, &line));
-                    *last_wrong_key = Some(text);
+                    *last_stranger = Some(text);
                 }
                 Arrival::Stranger(from, why) => {
                     let text = format!("bootstrap dropped a stranger at {from}: {why}");
                     lines.line(text).into_iter().for_each(|line| detail(&line));
+                }
+                Arrival::Foreign(from, protocol) => {
+                    let why = foreign::reason(protocol);
+                    let line = lines.line(format!("bootstrap dropped a stranger at {from}: {why}"));
+                    let weight = if *target == ROOT { Remark::Warning } else { Remark::Detail };
+                    line.into_iter().for_each(|line| remark(weight, &line));
+                    *last_stranger = Some(format!("a caller from {from} sent {protocol}"));
                 }
                 Arrival::Trouble(why) => {
                     let line = lines.line(format!("bootstrap: {why}"));

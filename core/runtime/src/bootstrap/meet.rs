@@ -2,8 +2,9 @@
 
 use super::auth::{self, Greeting, Key, ROOT, Retry, Role};
 use super::id::UniqueId;
-use super::wire::{Fields, Frame, Kind, decode_failure, decode_status, encode_failure, malformed};
+use super::wire::{Fields, Frame, Kind, Status, decode_failure, decode_status, encode_failure, malformed};
 use super::{Settings, detail};
+use crate::progress::joining::Joining;
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::Identity;
 use hawser_base::wait::{AbortFlag, Wait};
@@ -61,6 +62,12 @@ pub(super) struct Hello {
 }
 
 impl Hello {
+    /// A number that is the same for all ranks that meet.
+    fn meeting(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.ids.1;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+
     /// The message as the payload of a frame.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = self.nranks.to_le_bytes().to_vec();
@@ -104,18 +111,24 @@ pub(super) fn meet(
     let stream = connect(id, rank, Role::Join, settings, wait, &describe)?;
     stream.write_frame(Kind::Hello, 0, &hello.encode(), wait, &describe)?;
     let limit = (PeerAddress::LEN * hello.nranks as usize).max(FAILURE_LIMIT);
-    let mut missing: Option<(String, String)> = None;
+    let joining = Joining::new(hello.meeting(), rank, hello.nranks);
+    let mut missing: Option<Status> = None;
     loop {
         let describe = || match &missing {
-            Some((missing, wrong_key)) => {
-                let note = if wrong_key.is_empty() { String::new() } else { format!("; {wrong_key}") };
-                format!("rank {rank} waits for {missing} to join (root at {}{note})", id.address)
+            Some(status) => {
+                let stranger = &status.stranger;
+                let note = if stranger.is_empty() { String::new() } else { format!("; {stranger}") };
+                format!("rank {rank} waits for {} to join (root at {}{note})", status.words(), id.address)
             }
             None => describe(),
         };
         let frame = stream.read_frame(limit, wait, &describe)?;
         match frame.kind {
-            Kind::Status => missing = Some(decode_status(&frame.payload)?),
+            Kind::Status => {
+                let status = decode_status(&frame.payload)?;
+                joining.note(status.missing as u32, &status.named, &status.stranger);
+                missing = Some(status);
+            }
             Kind::Failure => return Err(decode_failure(&frame.payload)),
             Kind::Table => return decode_table(&frame.payload, hello.nranks),
             other => return Err(malformed(format!("{other:?} from the root"))),

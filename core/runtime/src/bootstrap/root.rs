@@ -362,7 +362,7 @@ impl Root {
         let now = Instant::now();
         let Some(plan) = &mut self.plan else { return Ok(()) };
         if now >= plan.started + self.patience {
-            let note = self.acceptor.last_wrong_key().map(|text| format!(" ({text})")).unwrap_or_default();
+            let note = self.acceptor.last_stranger().map(|text| format!(" ({text})")).unwrap_or_default();
             let text = format!(
                 "{} did not join within {} s{note}",
                 list_ranks(&self.missing()),
@@ -385,7 +385,7 @@ impl Root {
         if now >= plan.next_status {
             plan.next_status = now + STATUS_PERIOD;
             let missing = self.missing();
-            let status = encode_status(&missing, self.acceptor.last_wrong_key());
+            let status = encode_status(&missing, self.acceptor.last_stranger());
             if status != self.status {
                 self.tell_all(Kind::Status, &status);
                 self.status = status;

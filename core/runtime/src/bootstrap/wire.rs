@@ -129,6 +129,12 @@ pub(super) fn encode_ranks(ranks: &[u32]) -> Vec<u8> {
 
 /// Reads a `Status` payload into words such as `ranks 3, 5`.
 pub(super) fn decode_ranks(bytes: &[u8]) -> Result<String> {
+    let (total, named) = decode_numbers(bytes)?;
+    Ok(rank_words(&named, total))
+}
+
+/// Reads a `Status` payload: how many ranks are missing, and the first of them.
+fn decode_numbers(bytes: &[u8]) -> Result<(usize, Vec<u32>)> {
     let mut fields = Fields::new(bytes);
     let total = fields.u32()? as usize;
     let mut named = Vec::new();
@@ -136,22 +142,41 @@ pub(super) fn decode_ranks(bytes: &[u8]) -> Result<String> {
         named.push(fields.u32()?);
     }
     fields.end()?;
-    Ok(rank_words(&named, total))
+    Ok((total, named))
 }
 
-/// The payload of a root's `Status` frame: the missing ranks, and who came last with a wrong key.
-pub(super) fn encode_status(ranks: &[u32], wrong_key: Option<&str>) -> Vec<u8> {
+/// The payload of a root's `Status` frame: the missing ranks, and which stranger came last.
+pub(super) fn encode_status(ranks: &[u32], stranger: Option<&str>) -> Vec<u8> {
     let mut bytes = encode_ranks(ranks);
-    bytes.extend_from_slice(wrong_key.unwrap_or_default().as_bytes());
+    bytes.extend_from_slice(stranger.unwrap_or_default().as_bytes());
     bytes
 }
 
-/// Reads what [`encode_status`] wrote into words such as `ranks 3, 5`, and the sentence about a wrong key.
-pub(super) fn decode_status(bytes: &[u8]) -> Result<(String, String)> {
+/// A root's word on a meeting that is not complete.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Status {
+    /// The number of ranks that are missing.
+    pub missing: usize,
+    /// The first of them.
+    pub named: Vec<u32>,
+    /// A sentence about the stranger that came last; empty if there was none.
+    pub stranger: String,
+}
+
+impl Status {
+    /// The missing ranks in words such as `ranks 3, 5`.
+    pub fn words(&self) -> String {
+        rank_words(&self.named, self.missing)
+    }
+}
+
+/// Reads what [`encode_status`] wrote.
+pub(super) fn decode_status(bytes: &[u8]) -> Result<Status> {
     let total = Fields::new(bytes).u32()? as usize;
     let length = (4 + 4 * total.min(NAMED_RANKS)).min(bytes.len());
-    let (ranks, wrong_key) = bytes.split_at(length);
-    Ok((decode_ranks(ranks)?, String::from_utf8_lossy(wrong_key).into_owned()))
+    let (ranks, stranger) = bytes.split_at(length);
+    let (missing, named) = decode_numbers(ranks)?;
+    Ok(Status { missing, named, stranger: String::from_utf8_lossy(stranger).into_owned() })
 }
 
 /// Ranks named in one message before the rest is only counted.
@@ -193,7 +218,9 @@ mod tests {
         assert_eq!(decode_ranks(&encode_ranks(&many)).unwrap(), list_ranks(&many));
         for text in ["", "a caller"] {
             let status = encode_status(&many, Some(text).filter(|text| !text.is_empty()));
-            assert_eq!(decode_status(&status).unwrap(), (list_ranks(&many), text.into()));
+            let status = decode_status(&status).unwrap();
+            assert_eq!((status.words(), &*status.stranger), (list_ranks(&many), text));
+            assert_eq!((status.missing, &status.named[..]), (40, &many[..16]));
         }
     }
 

@@ -285,6 +285,8 @@ pub struct View {
     pub is_exact: bool,
     /// The rank in the job's first communicator.
     pub world: u32,
+    /// The time at which it was read, in milliseconds of the coarse clock.
+    pub taken_ms: u64,
     /// The number of operations that were called.
     pub called: u64,
     /// The number of collectives among them: the number of the next one.
@@ -321,6 +323,7 @@ impl View {
             ranks: (head(Head::RankOfRanks) >> 32) as u32,
             is_exact: head(Head::IsExact) == 1,
             world: head(Head::World) as u32,
+            taken_ms: now_ms,
             called: head(Head::Called),
             collectives: head(Head::Collectives),
             queued: (queued > 0 && queued < u64::MAX / 2).then_some((queued, since)),

@@ -6,6 +6,7 @@
 //! | [`operation`] | an operation as its rank called it, and whom it waits for |
 //! | `memory` | the memory of a process's journals, which other processes of the user may read |
 //! | [`journal`] | the last operations of a rank, written at every call |
+//! | [`joining`] | a rank that waits for others in init |
 //! | [`reader`] | reading the journals of another process |
 //! | [`report`] | what a process says of itself when it is asked |
 //! | [`process_state`] | whether a process runs, is stopped or is held by a debugger |
@@ -18,6 +19,7 @@
 //! thread to be read: also the operations of a process that is stopped can be seen.
 
 pub mod hang_watch;
+pub mod joining;
 pub mod journal;
 pub mod members;
 mod memory;

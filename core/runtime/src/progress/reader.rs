@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use hawser_base::error::{Error, Result};
 use hawser_base::liveness::Identity;
 
+use super::joining::JoiningReport;
 use super::journal::{View, keep_equal, now_ms};
 use super::memory::{FORMAT, IDENTITY_AT, NAME, SLOT_BYTES, SLOT_WORDS};
 use super::process_state::ProcessState;
@@ -60,13 +61,14 @@ pub fn read_file(path: &Path) -> Result<ProcessReport> {
         return Err(foreign());
     }
     let identity = Identity::decode(&identity);
-    let mut comms = Vec::new();
+    let (mut comms, mut joining) = (Vec::new(), Vec::new());
     for number in 1..slots.min(MOST_SLOTS) {
         let mut before = read_slot(&file, number).map_err(failed)?;
         keep_equal(&mut before, &*read_slot(&file, number).map_err(failed)?);
         comms.extend(View::new(&before[..], now_ms()));
+        joining.extend(JoiningReport::new(&before[..], now_ms()));
     }
-    Ok(ProcessReport::of_journals(&identity, comms))
+    Ok(ProcessReport { joining, ..ProcessReport::of_journals(&identity, comms) })
 }
 
 /// The place of a process's journals.

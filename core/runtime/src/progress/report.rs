@@ -3,6 +3,7 @@
 use hawser_base::liveness::Identity;
 use serde::{Deserialize, Serialize};
 
+use super::joining::JoiningReport;
 use super::journal::View;
 use super::operation::{Operation, Stage, Waits};
 use super::process_state::ProcessState;
@@ -27,6 +28,8 @@ pub struct ProcessReport {
     pub state: Option<ProcessState>,
     /// Its ranks.
     pub comms: Vec<CommReport>,
+    /// Its ranks that wait for others in init.
+    pub joining: Vec<JoiningReport>,
     /// The kernel's word on the processes of other ranks of its host, by rank of the first of `comms`.
     pub neighbours: Vec<(u32, ProcessState)>,
 }
@@ -46,6 +49,8 @@ pub struct CommReport {
     pub world: u32,
     /// Whether the end of operations is known at once; else a GPU had to be asked.
     pub is_exact: bool,
+    /// The time of the report, in milliseconds of the clock that processes of a host share.
+    pub taken_ms: u64,
     /// The number of collectives that were called: the number of the next one.
     pub collectives: u64,
     /// Calls in a group that has not ended, and for how many milliseconds.
@@ -66,6 +71,7 @@ impl CommReport {
             ranks: view.ranks,
             world: view.world,
             is_exact: view.is_exact,
+            taken_ms: view.taken_ms,
             collectives: view.collectives,
             queued: view.queued,
             waits: view.waits.into_iter().collect(),
@@ -118,6 +124,7 @@ impl ProcessReport {
             pid: identity.pid,
             state: None,
             comms: views.into_iter().map(CommReport::of_view).collect(),
+            joining: Vec::new(),
             neighbours: Vec::new(),
         }
     }
@@ -139,6 +146,7 @@ impl ProcessReport {
             pid: identity.pid,
             state: ProcessState::of(identity.pid),
             comms,
+            joining: Vec::new(),
             neighbours: Vec::new(),
         }
     }

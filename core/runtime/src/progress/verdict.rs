@@ -6,11 +6,15 @@
 //! is a verdict of its own. Before that come the things that explain all others: calls with one number that
 //! differ, and ranks that have ended or are stopped.
 
+mod meetings;
 pub mod rows;
+mod slow;
 
 use std::collections::BTreeMap;
 
+pub use self::meetings::of_meetings;
 use self::rows::{Row, rows};
+use self::slow::slow;
 use serde::{Deserialize, Serialize};
 
 use super::operation::{Operation, Stage, Waits, What};
@@ -104,6 +108,10 @@ pub enum Cause {
     KernelSilent,
     /// Ranks of one operation wait for each other: what was sent did not come.
     Lost,
+    /// All goes on, but a rank keeps the others waiting in nearly all operations.
+    Slow,
+    /// Ranks have not come to init.
+    MissingAtInit,
 }
 
 /// The verdict on the communicator in question.
@@ -160,10 +168,32 @@ impl<'a> Case<'a> {
         if let Some(finding) = self.absent(is_open) {
             return finding;
         }
-        match stuck {
+        let finding = match stuck {
             Some((rank, _)) => self.follow(*rank),
             None => self.nothing_open(),
-        }
+        };
+        self.slow(&finding).unwrap_or(finding)
+    }
+
+    /// A rank that is slow, where a moment alone would tell something else.
+    fn slow(&self, seen: &Finding) -> Option<Finding> {
+        let slow = slow(&self.comms)?;
+        let may_be = match seen.cause {
+            Cause::NotCalled => seen.guilty == [slow.rank],
+            Cause::NothingOpen | Cause::Lost | Cause::NotSubmitted => true,
+            _ => false,
+        };
+        let text = format!(
+            "{} is slow: it came last to {} of the last {} operations, {} after the others, where one \
+             follows the other after {} (medians)",
+            self.who(slow.rank),
+            slow.last,
+            slow.of,
+            seconds(slow.late_ms),
+            seconds(slow.period_ms)
+        );
+        let remedy = "what does that rank do between its calls (loading data, writing, a busy processor)?";
+        may_be.then(|| finding(Cause::Slow, slow.rank, text, remedy))
     }
 
     /// Ranks that have gone, are stopped or do not answer.

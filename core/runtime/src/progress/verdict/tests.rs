@@ -35,6 +35,7 @@ fn comm(comm_id: u64, rank: u32, operations: Vec<Operation>, waits_for: Option<(
         ranks: 4,
         world: rank,
         is_exact: true,
+        taken_ms: 70_000,
         collectives: collectives.map(|operation| operation.number + 1).max().unwrap_or(0),
         queued: None,
         waits: waits_for.into_iter().map(|(number, peer)| waits(number, peer)).collect(),
@@ -45,7 +46,15 @@ fn comm(comm_id: u64, rank: u32, operations: Vec<Operation>, waits_for: Option<(
 fn process(rank: u32, comms: Vec<CommReport>) -> ProcessReport {
     let state = ProcessState { letter: 'S', tracer: 0, main_thread: "in clock_nanosleep(2)".into() };
     let (machine, host, pid) = ([1; 16], "alpha".into(), 100 + rank);
-    ProcessReport { machine, host, pid, state: Some(state), comms, neighbours: Vec::new() }
+    ProcessReport {
+        machine,
+        host,
+        pid,
+        state: Some(state),
+        comms,
+        joining: Vec::new(),
+        neighbours: Vec::new(),
+    }
 }
 
 /// The evidence of four ranks on one host.
