@@ -29,6 +29,8 @@ pub enum Phase {
     Splits,
     /// Communicators without one rank are made.
     Shrinks,
+    /// Communicators with one rank more are made.
+    Grows,
     /// The others destroy the communicator; the victim does not.
     Destroy,
 }
@@ -90,6 +92,7 @@ impl Kill {
             4 => Phase::Destroy,
             5 => Phase::Calls("ring".into()),
             6 => Phase::Shrinks,
+            7 => Phase::Grows,
             _ => {
                 let collective = Collective::ALL[below(Collective::ALL.len() as u64) as usize];
                 Phase::Calls(format!("loop={}", collective.name()))
@@ -159,12 +162,13 @@ impl Kill {
         let failing = match &self.phase {
             Phase::Calls(step) => format!("?{step}"),
             Phase::Shrinks => "?shrinks".into(),
+            Phase::Grows => "?grows".into(),
             _ => "?splits".into(),
         };
         let survive = format!("survive={}", self.victim);
         match &self.phase {
             Phase::Meeting | Phase::Met | Phase::Init(_) => steps.push("loop=all_reduce"),
-            Phase::Calls(_) | Phase::Splits | Phase::Shrinks => {
+            Phase::Calls(_) | Phase::Splits | Phase::Shrinks | Phase::Grows => {
                 steps.extend(["mark", &failing, &survive]);
             }
             Phase::Destroy if rank == self.victim => steps.extend(["all_reduce", "mark", "sleep"]),
@@ -197,7 +201,7 @@ impl Kill {
             _ => line.contains(&format!("process {pid} ")),
         };
         match self.phase {
-            Phase::Calls(_) | Phase::Splits | Phase::Shrinks => {
+            Phase::Calls(_) | Phase::Splits | Phase::Shrinks | Phase::Grows => {
                 let is_named = !errors.is_empty() && errors.iter().all(|line| names(line));
                 is_named && has_succeeded && output.lines().any(|line| line == "survived")
             }

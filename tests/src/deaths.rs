@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use hawser_plan::Collective;
-use hawser_runtime::{Comm, Error, Result, Shrink, Stream, group};
+use hawser_runtime::{Comm, Config, Error, Result, Shrink, Stream, UniqueId, group};
 
 use crate::oracle::Buffer;
 use crate::world;
@@ -65,6 +65,33 @@ pub fn shrinks(comm: &Comm) -> Result<()> {
         world::all_reduce(comm, 100)?;
     }
     Ok(())
+}
+
+/// Communicators with one rank more, which a thread of rank 0's process is, each with an all-reduce, until
+/// something fails.
+pub fn grows(comm: &Comm) -> Result<()> {
+    loop {
+        let id = (comm.rank() == 0).then(|| comm.grow_id()).transpose()?;
+        std::thread::scope(|scope| {
+            let ranks = comm.ranks();
+            let newcomer = id.map(|id| scope.spawn(move || join(&id, ranks)));
+            let old = comm.grow(ranks + 1, id, None).and_then(|child| use_and_destroy(&child));
+            let new = newcomer.map_or(Ok(()), |thread| {
+                thread.join().unwrap_or_else(|_| Err(Error::internal("the newcomer panicked")))
+            });
+            old.and(new)
+        })?;
+    }
+}
+
+/// The newcomer to a communicator that had so many ranks.
+fn join(id: &UniqueId, ranks: u32) -> Result<()> {
+    use_and_destroy(&Comm::init(&[*id], ranks + 1, ranks, 0, Config::default())?)
+}
+
+fn use_and_destroy(comm: &Comm) -> Result<()> {
+    world::all_reduce(comm, 2_000)?;
+    comm.destroy()
 }
 
 /// What survivors do: they go on without the rank that has died, and without the communicator that it was in.

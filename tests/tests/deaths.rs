@@ -68,6 +68,13 @@ fn a_rank_dies_in_shrinks() {
 }
 
 #[test]
+fn a_rank_dies_while_ranks_join() {
+    kill(4, 2, 1, Phase::Grows);
+    kill(3, 0, 1, Phase::Grows);
+    kill(4, 1, 2, Phase::Grows);
+}
+
+#[test]
 fn a_rank_dies_in_bring_up() {
     kill(4, 2, 1, Phase::Init("transport"));
     kill(4, 0, 2, Phase::Init("agreement"));

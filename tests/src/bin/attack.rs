@@ -185,6 +185,7 @@ fn name(phase: &Phase) -> String {
         Phase::Calls(step) => step.trim_start_matches("loop=").into(),
         Phase::Splits => "split".into(),
         Phase::Shrinks => "shrinks".into(),
+        Phase::Grows => "grows".into(),
         Phase::Destroy => "destroy".into(),
     }
 }

@@ -20,8 +20,8 @@
 //! `switches` (writes the changes that this rank took), `rounds` (until rank 0 reads the line `stop`;
 //! other lines it writes back after one more round), `abort-on-stdin` (a thread aborts when a line
 //! comes), `mark` (writes "mark"), `loop=COLLECTIVE` (calls of random lengths until one fails), `ring`
-//! (messages to the next rank until one fails), `splits` and `shrinks` (new communicators, each with an
-//! all-reduce, until one fails), `survive=RANK` (makes a communicator without a dead rank, and uses
+//! (messages to the next rank until one fails), `splits`, `shrinks` and `grows` (new communicators, each
+//! with an all-reduce, until one fails), `survive=RANK` (makes a communicator without a dead rank, and uses
 //! it), `send=PEER`, `recv=PEER` (one message), `fork` (a child that sleeps), `fork-calls` (a child
 //! that calls what it must not), `misuse=SEED` (wrong calls of several threads), `late` (one after
 //! `destroy`), `break` (the test net fails soon), `flip` (it changes a bit soon),
@@ -168,6 +168,7 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "ring" => deaths::ring(comm),
         "splits" => deaths::splits(comm),
         "shrinks" => deaths::shrinks(comm),
+        "grows" => deaths::grows(comm),
         "late" => misuse::late(comm),
         misused if misused.starts_with("misuse=") => misuse::run(comm, &misused["misuse=".len()..]),
         survived if survived.starts_with("survive=") => deaths::survive(comm, &survived["survive=".len()..]),

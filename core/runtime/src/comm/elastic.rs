@@ -216,11 +216,14 @@ impl Derive {
     /// The parent is busy until the child is up: programs that poll the parent use the child then.
     fn carry_out(self, child: Starting, _busy: Option<Busy>) -> Result<()> {
         let met = self.meet().map_err(|error| error.context(self.what));
+        // Who grows meets the others again at a new place, where nobody knows who has died meanwhile.
+        let is_grown = matches!(self.members, Members::Grown { .. });
+        let parent = is_grown.then(|| self.state.bootstrap.clone());
         drop(self);
         match met {
             Ok(Some((joining, place))) => {
                 let _ = child.0.0.place.set(place);
-                child.bring_up(joining)
+                child.bring_up(joining, parent.as_deref())
             }
             // This rank has no part in a child.
             Ok(None) => Ok(()),

@@ -51,7 +51,7 @@ pub use last_decision::LastDecision;
 pub use memory::{mem_alloc, mem_free};
 pub use suspend::MemoryStats;
 
-use crate::bootstrap::UniqueId;
+use crate::bootstrap::{Bootstrap, UniqueId};
 use crate::comm_state::CommState;
 use crate::rma::Window;
 use crate::rules_update::{Outcome, Switch};
@@ -142,7 +142,7 @@ impl Comm {
         let place = Some(Place { rank, ranks: nranks });
         let comm = Self::new(place, ordinal, config, AbortFlag::new());
         let (joining, starting) = (Joining::Ids { ids: ids.to_vec(), nranks }, Starting(comm.clone()));
-        let work = Box::new(move |_| starting.bring_up(joining));
+        let work = Box::new(move |_| starting.bring_up(joining, None));
         group::create(Job { owner: comm.clone(), blocking, work })?;
         Ok(comm)
     }
@@ -442,14 +442,22 @@ impl Comm {
 struct Starting(Comm);
 
 impl Starting {
-    fn bring_up(self, joining: Joining) -> Result<()> {
+    /// Brings the communicator up. `parent` has those connections of its parent that may know who is to blame
+    /// if new ones to a meeting point end.
+    fn bring_up(self, joining: Joining, parent: Option<&Bootstrap>) -> Result<()> {
         let Comm(inner) = &self.0;
         match bring_up(joining, self.0.rank(), inner.ordinal, &inner.config, &inner.abort) {
             Ok(comm_state) => {
                 self.0.started(Ok(comm_state));
                 Ok(())
             }
-            Err(error) => Err(self.fail(error)),
+            Err(error) => {
+                let error = match parent {
+                    Some(parent) => parent.name_the_guilty(error),
+                    None => error,
+                };
+                Err(self.fail(error))
+            }
         }
     }
 

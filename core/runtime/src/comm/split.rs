@@ -68,7 +68,7 @@ impl Split {
         match (met, child) {
             (Ok(Some((bootstrap, place))), Some(child)) => {
                 let _ = child.0.0.place.set(place);
-                child.bring_up(Joining::Child { bootstrap: Box::new(bootstrap) })
+                child.bring_up(Joining::Child { bootstrap: Box::new(bootstrap) }, None)
             }
             (Err(error), Some(child)) => Err(child.fail(error)),
             (met, _) => met.map(drop),
