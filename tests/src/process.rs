@@ -57,6 +57,14 @@ impl Process {
         Self::start(binary, &args, settings)
     }
 
+    /// Starts ranks in threads of one process, one for each letter of `hosts`, on the host that the letter
+    /// names. All carry out `steps` (see the binary).
+    pub fn hosts(binary: &str, hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> Self {
+        let mut args = vec!["hosts".to_owned(), hosts.to_owned()];
+        args.extend(steps.iter().map(|s| (*s).to_owned()));
+        Self::start(binary, &args, settings)
+    }
+
     /// Waits for a line that the process writes.
     pub fn wait_for(&mut self, line: &str) {
         self.wait_until(line, |got| got == line);

@@ -58,11 +58,9 @@ fn run(hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> Checked {
     if !on_host() {
         return Checked(None);
     }
-    let mut args = vec!["hosts".to_owned(), hosts.to_owned()];
-    args.extend(steps.iter().map(|s| (*s).to_owned()));
     let mut all = vec![("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "ALL")];
     all.extend(settings);
-    let ended = Process::start(env!("CARGO_BIN_EXE_hawser-test-rank"), &args, &all).end();
+    let ended = Process::hosts(env!("CARGO_BIN_EXE_hawser-test-rank"), hosts, steps, &all).end();
     ended.expect_success();
     Checked(Some(ended))
 }

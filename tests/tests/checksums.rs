@@ -11,11 +11,9 @@ const COPIES: [(&str, &str); 2] = [("NCCL_PASS_SM", "1"), ("NCCL_PSM_BUFFER_SIZE
 
 /// Ranks in threads of one process, whose net is the tests' own.
 fn run(hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> Ended {
-    let mut args = vec!["hosts".to_owned(), hosts.to_owned()];
-    args.extend(steps.iter().map(|s| (*s).to_owned()));
     let log = [("NCCL_NET", "test"), ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "INIT")];
     let all: Vec<(&str, &str)> = log.into_iter().chain(settings.iter().copied()).collect();
-    Process::start(RANK, &args, &all).end()
+    Process::hosts(RANK, hosts, steps, &all).end()
 }
 
 #[test]

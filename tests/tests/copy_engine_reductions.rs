@@ -41,10 +41,8 @@ impl Drop for Rules {
 }
 
 fn threads(hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> Ended {
-    let mut args = vec!["hosts".to_owned(), hosts.to_owned()];
-    args.extend(steps.iter().map(|s| (*s).to_owned()));
     let all: Vec<(&str, &str)> = LOG.into_iter().chain(settings.iter().copied()).collect();
-    Process::start(RANK, &args, &all).end()
+    Process::hosts(RANK, hosts, steps, &all).end()
 }
 
 /// Shares of the log's calls of a collective that copy engines moved.

@@ -14,10 +14,8 @@ const LOG: [(&str, &str); 2] = [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "I
 
 /// Ranks of one process, a letter for the host of each.
 fn threads(hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> hawser_tests::process::Ended {
-    let mut args = vec!["hosts".to_owned(), hosts.to_owned()];
-    args.extend(steps.iter().map(|s| (*s).to_owned()));
     let all: Vec<(&str, &str)> = LOG.into_iter().chain(settings.iter().copied()).collect();
-    Process::start(RANK, &args, &all).end()
+    Process::hosts(RANK, hosts, steps, &all).end()
 }
 
 /// Lines of the log about calls of a collective.

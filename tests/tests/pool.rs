@@ -8,8 +8,7 @@ const RANK: &str = env!("CARGO_BIN_EXE_hawser-test-rank");
 
 /// Two ranks on one host, in threads of a process with these settings.
 fn pair(steps: &[&str], settings: &[(&str, &str)]) -> Process {
-    let args: Vec<String> = ["hosts", "aa"].iter().chain(steps).map(|s| (*s).to_owned()).collect();
-    Process::start(RANK, &args, settings)
+    Process::hosts(RANK, "aa", steps, settings)
 }
 
 fn ended(steps: &[&str], settings: &[(&str, &str)]) -> Ended {

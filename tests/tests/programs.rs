@@ -84,10 +84,9 @@ fn imported_plans() {
 
 /// Ranks of one process, a letter for the host of each, do the steps with right results; returns the log.
 fn hosts(hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> String {
-    let args: Vec<String> = ["hosts", hosts].iter().chain(steps).map(|s| (*s).to_owned()).collect();
     let log = [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "COLL,INIT"), ("HAWSER_EXPLAIN", "1")];
     let settings: Vec<_> = log.iter().chain(settings).copied().collect();
-    let ended = Process::start(env!("CARGO_BIN_EXE_hawser-test-rank"), &args, &settings).end();
+    let ended = Process::hosts(env!("CARGO_BIN_EXE_hawser-test-rank"), hosts, steps, &settings).end();
     ended.expect_success();
     ended.output
 }

@@ -30,11 +30,9 @@ fn file(ending: &str, text: &str) -> String {
 
 /// Ranks of one process, a letter for the host of each. The process did all steps, so results were right.
 fn run(hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> String {
-    let mut args = vec!["hosts".to_owned(), hosts.to_owned()];
-    args.extend(steps.iter().map(|s| (*s).to_owned()));
     let mut all = vec![("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "COLL,TUNING")];
     all.extend(settings);
-    let ended = Process::start(RANK, &args, &all).end();
+    let ended = Process::hosts(RANK, hosts, steps, &all).end();
     ended.expect_success();
     ended.output
 }

@@ -11,11 +11,9 @@ const TCP: (&str, &str) = ("NCCL_NET", "Socket");
 
 /// Ranks in threads of one process.
 fn run(hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> Ended {
-    let mut args = vec!["hosts".to_owned(), hosts.to_owned()];
-    args.extend(steps.iter().map(|s| (*s).to_owned()));
     let log = [("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", "INIT,NET")];
     let all: Vec<(&str, &str)> = log.into_iter().chain(settings.iter().copied()).collect();
-    Process::start(RANK, &args, &all).end()
+    Process::hosts(RANK, hosts, steps, &all).end()
 }
 
 #[test]

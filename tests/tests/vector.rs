@@ -10,8 +10,8 @@ use hawser_tests::world::{all_reduce, in_threads, on_host};
 
 /// Ranks in threads of a process of their own with these settings, and what they wrote.
 fn with(settings: &[(&str, &str)], hosts: &str) -> String {
-    let args = ["hosts", hosts, "vectors", "destroy"].map(str::to_owned);
-    let ended = Process::start(env!("CARGO_BIN_EXE_hawser-test-rank"), &args, settings).end();
+    let steps = ["vectors", "destroy"];
+    let ended = Process::hosts(env!("CARGO_BIN_EXE_hawser-test-rank"), hosts, &steps, settings).end();
     ended.expect_success();
     ended.output
 }
@@ -104,9 +104,8 @@ fn the_rule_that_decided_is_named_with_its_line() {
     let rules = "version = 1\n\n[[rule]]\nname = \"mine\"\nuse = { algorithm = \"tree\" }\n";
     std::fs::write(&file, rules).unwrap();
     let path = file.to_str().unwrap();
-    let args = ["hosts", "aa", "all_reduce", "decision", "destroy"].map(str::to_owned);
-    let settings = [("HAWSER_RULES", path)];
-    let ended = Process::start(env!("CARGO_BIN_EXE_hawser-test-rank"), &args, &settings).end();
+    let (steps, settings) = (["all_reduce", "decision", "destroy"], [("HAWSER_RULES", path)]);
+    let ended = Process::hosts(env!("CARGO_BIN_EXE_hawser-test-rank"), "aa", &steps, &settings).end();
     std::fs::remove_file(&file).unwrap();
     ended.expect_success();
     let line = ended.output.lines().find(|line| line.starts_with("decision: ")).unwrap();

@@ -258,6 +258,7 @@ impl Resolved {
 
 impl Collectives<'_> {
     /// Resolves the next call; one without elements, or that is a copy, needs nothing more.
+    #[inline]
     fn resolve(&mut self, call: &Call, options: Option<&CallOptions>) -> Result<Option<Resolved>> {
         let (comm, stream) = (self.comm, self.stream);
         let number = comm.begin()?;

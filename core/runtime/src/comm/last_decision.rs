@@ -53,11 +53,7 @@ impl Comm {
                     (number, state.compiled(&call, None, Stream::default(), number)?.0)
                 }
                 Some(Last::Batch(number, batch)) => return Ok(Some(of_batch(*number, *batch))),
-                Some(Last::Once(number, compiled)) => (*number, compiled.clone()),
-                Some(Last::Kept(number, key)) => {
-                    let compiled = cache.kept(key);
-                    (*number, compiled.ok_or_else(|| Error::internal("a choice vanished"))?)
-                }
+                Some(Last::Collective(number, compiled)) => (*number, compiled.clone()),
             }
         };
         Ok(Some(of_choice(found.0, &found.1)))

@@ -128,10 +128,8 @@ pub struct BatchSummary {
 
 /// The last operation, and its number.
 pub enum Last {
-    /// A collective whose plan is kept.
-    Kept(u64, CallKey),
-    /// A collective whose plan is not kept.
-    Once(u64, Arc<Compiled>),
+    /// A collective.
+    Collective(u64, Arc<Compiled>),
     /// A batch of messages.
     Batch(u64, BatchSummary),
     /// A collective that was a copy, since there is no other rank: it is planned when somebody asks.
@@ -141,27 +139,21 @@ pub enum Last {
 impl PlanCache {
     /// The plan for a call that operation `number` makes, if its form came before.
     pub fn find(&mut self, key: &CallKey, number: u64) -> Option<Arc<Compiled>> {
-        let compiled = self.kept(key)?;
-        self.last = Some(Last::Kept(number, *key));
-        Some(compiled)
-    }
-
-    /// The plan that is kept for a form.
-    pub fn kept(&self, key: &CallKey) -> Option<Arc<Compiled>> {
-        self.collectives.get(key).cloned()
+        let compiled = self.collectives.get(key)?;
+        self.last = Some(Last::Collective(number, compiled.clone()));
+        Some(compiled.clone())
     }
 
     /// Keeps a plan that operation `number` had made; `again`: it holds for other calls of its form too.
     pub fn keep(&mut self, key: CallKey, number: u64, compiled: &Arc<Compiled>, again: bool) {
+        self.last = Some(Last::Collective(number, compiled.clone()));
         if !again {
-            self.last = Some(Last::Once(number, compiled.clone()));
             return;
         }
         if self.collectives.len() >= MOST_COLLECTIVES {
             self.collectives.clear();
         }
         self.collectives.insert(key, compiled.clone());
-        self.last = Some(Last::Kept(number, key));
     }
 
     /// The launch of a batch, if its form came before.
