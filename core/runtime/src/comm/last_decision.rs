@@ -1,6 +1,6 @@
 //! What the last operation of a communicator ran, and why: what [`Comm::last_decision`] tells.
 
-use hawser_base::error::{Error, Result};
+use hawser_base::error::Result;
 use hawser_base::lock::lock;
 use hawser_device::Stream;
 use hawser_plan::{Decision, Executor, Route};
