@@ -158,7 +158,11 @@ fn a_host_is_cut_off() {
     network.pull(3, 0);
     let victims = ranks.split_off(RANKS as usize - 2);
     expect_blame(ranks, [6, 7]);
-    victims.into_iter().for_each(|victim| victim.end().expect_error("Remote", &["rank", "no path"]));
+    let ended: Vec<_> = victims.into_iter().map(Process::end).collect();
+    ended.iter().for_each(|victim| victim.expect_error("Remote", &["rank"]));
+    // The first to notice says so and ends, which the other may see before it notices by itself.
+    let knows = ended.iter().any(|victim| victim.output.contains("no path"));
+    assert!(knows, "{}\n{}", ended[0].output, ended[1].output);
 }
 
 /// A host vanishes, its cables out, and `HAWSER_HEARTBEAT` is shorter than all that connections endure.
