@@ -3,25 +3,15 @@
 
 mod support;
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_int};
 use std::ptr::null;
 use std::sync::Once;
 
 use support::*;
 
-const VENDOR: c_int = 0x48_5752;
 const RULE: c_int = 3;
 const RULES: &str = "[[rule]]\nuse = { algorithm = \"ring\" }\n\
                      [[rule]]\nname = \"mine\"\nmatch.bytes = \"1K..1M\"\nuse = { algorithm = \"tree\" }\n";
-
-/// `ncclConfigExt_t`.
-#[repr(C)]
-struct Option_ {
-    next: *const Option_,
-    vendor: c_int,
-    option: c_int,
-    value: *const c_char,
-}
 
 /// The rules count from the first call on.
 fn with_rules() {
@@ -38,7 +28,7 @@ fn with_rules() {
 /// An all-reduce of `count` floats by the rule of this name.
 fn all_reduce(comms: &[Comm], count: usize, rule: Option<&CStr>, force: c_int) -> c_int {
     let value = rule.map_or(null(), CStr::as_ptr);
-    let option = Option_ { next: null(), vendor: VENDOR, option: RULE, value };
+    let option = VendorOption { next: null(), vendor: VENDOR, option: RULE, value };
     let mut config = CollConfig::with(CollConfig::FORCE, force);
     let address = (&raw const option) as u64;
     (config.0[4], config.0[5]) = (address as c_int, (address >> 32) as c_int);

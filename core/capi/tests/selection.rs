@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, c_int};
 use std::ptr::null;
 
 use support::*;
@@ -65,24 +65,14 @@ fn what_cannot_be_selected_is_an_error_or_left_to_the_library() {
     end(comms);
 }
 
-/// `ncclConfigExt_t`.
-#[repr(C)]
-struct Option_ {
-    next: *const Option_,
-    vendor: c_int,
-    option: c_int,
-    value: *const c_char,
-}
-
-const VENDOR: c_int = 0x48_5752;
 const EXECUTOR: c_int = 1;
 const PROTOCOL: c_int = 2;
 
 /// An all-reduce with an option of ours behind one of another vendor, and with `RING` beside it.
 fn with_option(comms: &[Comm], option: c_int, value: Option<&CStr>, force: c_int) -> c_int {
     let value = value.map_or(null(), CStr::as_ptr);
-    let ours = Option_ { next: null(), vendor: VENDOR, option, value };
-    let first = Option_ { next: &ours, vendor: 7, option: 1, value: null() };
+    let ours = VendorOption { next: null(), vendor: VENDOR, option, value };
+    let first = VendorOption { next: &ours, vendor: 7, option: 1, value: null() };
     let mut config = CollConfig::filter(c"RING", force);
     let address = (&raw const first) as u64;
     (config.0[4], config.0[5]) = (address as c_int, (address >> 32) as c_int);
@@ -117,7 +107,7 @@ fn options_of_ours_that_are_none_are_refused() {
         (9, Some(c"host"), "option 9"),
     ] {
         let value = value.map_or(null(), CStr::as_ptr);
-        let ours = Option_ { next: null(), vendor: VENDOR, option, value };
+        let ours = VendorOption { next: null(), vendor: VENDOR, option, value };
         let mut config = CollConfig::with(CollConfig::FORCE, 1);
         let address = (&raw const ours) as u64;
         (config.0[4], config.0[5]) = (address as c_int, (address >> 32) as c_int);

@@ -219,8 +219,8 @@ pub struct Question {
     pub in_graph: Option<bool>,
     /// The number of the trial that the operation is for; None = it is for none. See [`TunerContext::trial`].
     pub trial: Option<u32>,
-    /// The rule that the call asks for, as the [`rule_id`] of its name: no other rule counts for it. None = it
-    /// asks for none.
+    /// The rule that the call asks for, as the [`rule_id`] of its name: no other rule counts for it. None =
+    /// it asks for none.
     pub rule: Option<u64>,
 }
 

@@ -5,7 +5,8 @@ use std::ops::RangeInclusive;
 
 use crate::rule::{self, Action, Match, Problem, Ranges, Rule};
 
-/// Most kinds of conditions that each rule is compared with, so that files of any size are checked in a moment.
+/// Most kinds of conditions that each rule is compared with, so that files of any size are checked in a
+/// moment.
 const MOST_KINDS: usize = 256;
 
 /// Rules that can never count, because an earlier one takes all their calls. In the order in which rules are
@@ -65,8 +66,8 @@ fn kind(rule: &Rule) -> Match {
     Match { bytes: Ranges::default(), ..rule.when.clone() }
 }
 
-/// Ranges of bytes of rules, none inside another one: by their first byte, which then is the order of the last
-/// bytes, too.
+/// Ranges of bytes of rules, none inside another one: by their first byte, which then is the order of the
+/// last bytes, too.
 #[derive(Default)]
 struct Sizes<'r>(BTreeMap<u64, (u64, &'r Rule)>);
 

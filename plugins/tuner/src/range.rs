@@ -11,7 +11,7 @@ const UNITS: [(char, u32); 4] = [('K', 10), ('M', 20), ('G', 30), ('T', 40)];
 /// Reads a range. `sizes`: numbers may have a suffix.
 ///
 /// # Errors
-/// What is wrong and what would be right.
+/// A sentence that says what is wrong and what would be right.
 pub fn parse(text: &str, sizes: bool) -> Result<RangeInclusive<u64>, String> {
     let Some((first, last)) = text.split_once("..") else {
         let number = number(text, sizes)?;
@@ -37,11 +37,11 @@ pub fn parse(text: &str, sizes: bool) -> Result<RangeInclusive<u64>, String> {
     Ok(start..=end)
 }
 
-/// Reads a number; with `sizes`, one with a suffix: 64K, 1.5M, 2G (powers of 1024; `KiB` and the like are fine
-/// too).
+/// Reads a number; with `sizes`, one with a suffix: 64K, 1.5M, 2G (powers of 1024; `KiB` and the like are
+/// fine too).
 ///
 /// # Errors
-/// What is wrong and what would be right.
+/// A sentence that says what is wrong and what would be right.
 pub fn number(text: &str, sizes: bool) -> Result<u64, String> {
     let text = text.trim();
     let wrong = || match sizes {
@@ -154,7 +154,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_range_is_read_as_it_is_written(a in any::<u64>(), b in any::<u64>(), shift in 0..64u32, sizes: bool) {
+        fn a_range_is_read_as_it_is_written(
+            (a, b) in any::<(u64, u64)>(), shift in 0..64u32, sizes: bool
+        ) {
             let (a, b) = (a >> shift << (shift / 2), b >> shift);
             let range = a.min(b)..=a.max(b);
             prop_assert_eq!(parse(&text(&range, sizes), sizes), Ok(range));

@@ -16,6 +16,17 @@ pub const FLOAT32: c_int = 7;
 pub const FLOAT64: c_int = 8;
 pub const SUM: c_int = 0;
 pub const UNDEF: c_int = c_int::MIN;
+/// The vendor whose options of calls are ours.
+pub const VENDOR: c_int = 0x48_5752;
+
+/// `ncclConfigExt_t`.
+#[repr(C)]
+pub struct VendorOption {
+    pub next: *const VendorOption,
+    pub vendor: c_int,
+    pub option: c_int,
+    pub value: *const c_char,
+}
 
 pub type Ptr = *const c_void;
 pub type Comm = *mut c_void;

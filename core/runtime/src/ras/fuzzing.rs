@@ -5,7 +5,7 @@ use super::protocol::{Command, LONGEST_LINE, Lines, TooLong};
 /// What a client sends, in pieces: every line is read, and no client makes this process keep more than one.
 ///
 /// # Panics
-/// What was found depends on the pieces.
+/// The answers to the pieces differ from those to the whole.
 pub fn session(bytes: &[u8]) {
     let whole = read(bytes, bytes.len().max(1));
     let size = usize::from(bytes.first().copied().unwrap_or(0)) + 1;

@@ -230,7 +230,8 @@ fn what_cannot_be_is_said_once_per_rule() {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let keep = lines.clone();
     let log = Log::new(move |level, _, text| keep.lock().unwrap().push((level, text.to_owned())));
-    let text = "[[rule]]\nname = \"a\"\nmatch.collective = \"all_reduce\"\nuse = { algorithm = \"pat\" }\n[[rule]]\nmatch.in_graph = true\nuse = { algorithm = \"ring\" }\n\
+    let text = "[[rule]]\nname = \"a\"\nmatch.collective = \"all_reduce\"\nuse = { algorithm = \"pat\" }\n\
+                [[rule]]\nmatch.in_graph = true\nuse = { algorithm = \"ring\" }\n\
                 [[rule]]\nnever_worse = true\nuse = { algorithm = \"ring\" }";
     let engine = Engine::new(&parse("r.toml", text).unwrap(), "r.toml", &job(), log);
     for bytes in [1, 2, 3] {
@@ -305,7 +306,8 @@ fn equal_rules_agree_wherever_they_stand() {
 #[test]
 fn why_names_the_rule_and_what_came_before() {
     let engine = engine(
-        "[[rule]]\nmatch.bytes = 7\nuse = { algorithm = \"ring\" }\n[[rule]]\nname = \"pat\"\nuse = { algorithm = \"pat\" }\n\
+        "[[rule]]\nmatch.bytes = 7\nuse = { algorithm = \"ring\" }\n\
+         [[rule]]\nname = \"pat\"\nuse = { algorithm = \"pat\" }\n\
          [[rule]]\nname = \"it\"\nuse = [{ algorithm = \"nvls\" }, { algorithm = \"tree\" }]",
     );
     let why = engine.why(&question(1), &candidates()).unwrap();
