@@ -97,7 +97,8 @@ fn expected_events(version: usize) -> Vec<String> {
     let (coll, p2p) = match version {
         1 => (
             format!(
-                "type=2 parent=0xa0 rank=5 coll {comm}seq=41 func=4 {sizes}10 channels=9 warps=16 algo=5 proto=2 op=0 \
+                "type=2 parent=0xa0 rank=5 coll {comm}seq=41 func=4 {sizes}10 channels=9 warps=16 algo=5 \
+                 proto=2 op=0 \
                  collnet=0 nvls=1 traffic=0"
             ),
             format!(
@@ -112,7 +113,8 @@ fn expected_events(version: usize) -> Vec<String> {
             let group = if version >= 5 { " group=0xa0" } else { "" };
             (
                 format!(
-                    "type=2 parent={parent} rank=5 coll {comm}seq=41 func=AllReduce {sizes}ncclFloat8e4m3 channels=9 \
+                    "type=2 parent={parent} rank=5 coll {comm}seq=41 func=AllReduce {sizes}ncclFloat8e4m3 \
+                     channels=9 \
                      warps=16 algo=NVLS_TREE proto=SIMPLE{traffic}{group}"
                 ),
                 format!(
@@ -138,7 +140,8 @@ fn expected_events(version: usize) -> Vec<String> {
         format!("type=1024 parent=0xa1 rank=5 p2p api func=Send {call} stream=0x57 captured=0"),
         "type=2048 parent=0xa1 rank=5 launch stream=0x57".into(),
         format!(
-            "type=4096 parent=0xb0 rank=5 ce coll seq=41 func=AllReduce {sizes}ncclFloat8e4m3 stream=0x57 strategy='' \
+            "type=4096 parent=0xb0 rank=5 ce coll seq=41 func=AllReduce {sizes}ncclFloat8e4m3 \
+             stream=0x57 strategy='' \
              intra=0 batch=0,0,0"
         ),
         "type=8192 parent=0xf0 rank=5 ce sync complete=1 ranks=16".into(),

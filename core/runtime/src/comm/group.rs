@@ -33,7 +33,7 @@ pub(crate) struct Job {
 /// See [`Job::work`].
 pub(crate) type Work = Box<dyn FnOnce(Option<Busy>) -> Result<()> + Send>;
 
-/// The calls for which a kept list has room at most.
+/// The most calls for which a kept list has room.
 const MOST_KEPT_ITEMS: usize = 64;
 /// The most lists that a thread keeps.
 const MOST_KEPT_LISTS: usize = 16;
@@ -44,8 +44,6 @@ struct Group {
     /// Nested groups that were closed.
     closed: u32,
     queued: Queued,
-    /// Empty lists of earlier groups, so that usual groups allocate nothing.
-    kept: Vec<Vec<Item>>,
 }
 
 /// The content of a group.
@@ -65,10 +63,19 @@ struct Calls {
 thread_local! {
     /// Without a destructor, since destructors of static objects may still call.
     static GROUP: RefCell<ManuallyDrop<Group>> = const { RefCell::new(ManuallyDrop::new(Group::NONE)) };
+
+    /// The empty lists of earlier groups, freed with the thread: a group that closes later allocates its own.
+    static KEPT: RefCell<Kept> = const { RefCell::new(Kept { items: Vec::new(), comms: Vec::new() }) };
+}
+
+/// Empty lists, so that usual groups allocate nothing.
+struct Kept {
+    items: Vec<Vec<Item>>,
+    comms: Vec<Calls>,
 }
 
 impl Group {
-    const NONE: Self = Self { depth: 0, closed: 0, queued: Queued::NONE, kept: Vec::new() };
+    const NONE: Self = Self { depth: 0, closed: 0, queued: Queued::NONE };
 }
 
 impl Queued {
@@ -151,7 +158,14 @@ impl Group {
         if let Some(calls) = comms.iter_mut().rev().find(|calls| calls.comm.id() == comm.id()) {
             return calls.items.push(item);
         }
-        let mut items = self.kept.pop().unwrap_or_default();
+        let take = |kept: &RefCell<Kept>| {
+            let mut kept = kept.borrow_mut();
+            if comms.capacity() == 0 {
+                *comms = std::mem::take(&mut kept.comms);
+            }
+            kept.items.pop()
+        };
+        let mut items = KEPT.try_with(take).ok().flatten().unwrap_or_default();
         items.push(item);
         comms.push(Calls { comm: comm.clone(), comm_state, items });
     }
@@ -159,17 +173,22 @@ impl Group {
 
 /// Keeps the lists of a group that is over for the next one of this thread.
 fn keep_lists(mut comms: Vec<Calls>) {
-    GROUP.with_borrow_mut(|g| {
-        for Calls { mut items, .. } in comms.drain(..) {
-            items.clear();
-            if items.capacity() <= MOST_KEPT_ITEMS && g.kept.len() < MOST_KEPT_LISTS {
-                g.kept.push(items);
+    for Calls { comm, comm_state, mut items } in comms.drain(..) {
+        items.clear();
+        // Nothing is borrowed here: the end of a communicator may run anything.
+        drop((comm, comm_state));
+        let keep = |kept: &RefCell<Kept>| {
+            let kept = &mut kept.borrow_mut().items;
+            if items.capacity() <= MOST_KEPT_ITEMS && kept.len() < MOST_KEPT_LISTS {
+                kept.push(items);
             }
-        }
-        if g.queued.comms.capacity() == 0 && comms.capacity() <= MOST_KEPT_LISTS {
-            g.queued.comms = comms;
-        }
-    });
+        };
+        // Without the thread's lists this one is freed.
+        let _ = KEPT.try_with(keep);
+    }
+    if comms.capacity() <= MOST_KEPT_LISTS {
+        let _ = KEPT.try_with(|kept| kept.borrow_mut().comms = comms);
+    }
 }
 
 fn is_alone(comm_state: &CommState, item: &Item) -> bool {

@@ -170,7 +170,8 @@ fn priority_counts_before_order() {
 fn what_looks_worse_is_passed_over_if_that_is_wanted() {
     let rules = |tree: &str| {
         format!(
-            "never_worse = {tree}\n[[rule]]\nuse = [{{ algorithm = \"tree\" }}, {{ algorithm = \"all_pairs\" }}]"
+            "never_worse = {tree}\n[[rule]]\n\
+             use = [{{ algorithm = \"tree\" }}, {{ algorithm = \"all_pairs\" }}]"
         )
     };
     assert_eq!(asked(&engine(&rules("false")), &question(1)).0, Some(TREE));
@@ -252,7 +253,8 @@ fn what_cannot_be_is_said_once_per_rule() {
 #[test]
 fn chunks_are_those_of_the_action_that_means_the_choice() {
     let engine = engine(
-        "[[rule]]\nuse = [{ algorithm = \"tree\", chunk = \"4K\" }, { algorithm = \"ring\", chunk = \"8K\" }]",
+        "[[rule]]\nuse = [{ algorithm = \"tree\", chunk = \"4K\" }, \
+         { algorithm = \"ring\", chunk = \"8K\" }]",
     );
     let chunk = |at: usize| engine.chunk_bytes(&question(1), &candidates()[at]).unwrap();
     assert_eq!((chunk(1), chunk(2), chunk(4)), (Some(8192), Some(4096), None));
@@ -260,7 +262,8 @@ fn chunks_are_those_of_the_action_that_means_the_choice() {
 
 #[test]
 fn trials_and_what_is_learned_have_the_channels_and_chunk_of_the_users_rules() {
-    let users = "[[rule]]\nuse = [{ algorithm = \"tree\", channels = 2, chunk = \"4K\" }, { algorithm = \"ring\", channels = 3 }]";
+    let users = "[[rule]]\nuse = [{ algorithm = \"tree\", channels = 2, chunk = \"4K\" }, \
+                 { algorithm = \"ring\", channels = 3 }]";
     let learned = "[[rule]]\nname = \"learned\"\npriority = 9\nuse = { algorithm = \"ring\" }";
     let rules = [parse("adaptive mode", learned).unwrap(), parse("r.toml", users).unwrap()].concat();
     let engine = Engine::new(&rules, "r.toml", &job(), Log::silent());
