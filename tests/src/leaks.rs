@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use hawser_runtime::{Comm, Config, ErrorKind, Shrink, UniqueId, unique_id};
+use hawser_runtime::{Comm, Config, ErrorKind, Shrink, Stream, UniqueId, group, unique_id};
 
 use crate::deadline::{Deadline, LIMIT};
 use crate::world::{all_reduce, in_threads, non_blocking};
@@ -45,6 +45,7 @@ impl Holdings {
 /// The text says what was left behind, or that the scenario is unknown.
 pub fn run(scenario: &str) -> Result<(), String> {
     let (round, rounds): (fn(), u32) = match scenario {
+        "groups" => return groups(),
         "init" => (init, 200),
         "abort" => (abort, 50),
         "split" => (split, 50),
@@ -76,6 +77,39 @@ fn settle(done: impl Fn(&Holdings) -> bool) {
             (last, since) = (now, Instant::now());
         }
     }
+}
+
+/// Groups of threads that end soon: what a thread keeps for its groups goes with it.
+fn groups() -> Result<(), String> {
+    let _deadline = Deadline::start();
+    let comm = Comm::init(&[unique_id().unwrap()], 1, 0, 0, Config::default()).unwrap();
+    let (from, mut to) = ([1u64; 4], [0u64; 4]);
+    let (from, to) = (from.as_ptr() as u64, to.as_mut_ptr() as u64);
+    let in_a_group = || {
+        group::start().unwrap();
+        comm.send(from, 32, 0, Stream::default()).unwrap();
+        comm.recv(to, 32, 0, Stream::default()).unwrap();
+        group::end().unwrap();
+    };
+    let rounds = |count| (0..count).for_each(|_| std::thread::scope(|s| drop(s.spawn(in_a_group).join())));
+    rounds(1_000);
+    let before = resident_kib();
+    rounds(5_000);
+    let grown = resident_kib().saturating_sub(before);
+    comm.destroy().unwrap();
+    // A list that each thread left would be 2,900 KiB.
+    if grown < 1_000 {
+        Ok(())
+    } else {
+        Err(format!("5000 threads with a group each left {grown} KiB behind"))
+    }
+}
+
+/// Resident memory of this process.
+fn resident_kib() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages: usize = text.split_whitespace().nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
+    pages * 4
 }
 
 fn init() {

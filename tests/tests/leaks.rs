@@ -28,6 +28,11 @@ fn rounds_of_shrink_revoke_suspend_and_resume() {
     scenario("elastic");
 }
 
+#[test]
+fn groups_of_threads_that_end() {
+    scenario("groups");
+}
+
 fn scenario(name: &str) {
     let args = ["leaks".to_owned(), name.to_owned()];
     Process::start(env!("CARGO_BIN_EXE_hawser-test-rank"), &args, &[]).end().expect_success();
