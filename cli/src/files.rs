@@ -1,5 +1,7 @@
 //! Files that commands write: whole or not at all.
 
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -9,17 +11,31 @@ use anyhow::{Context, Result, bail};
 /// # Errors
 /// It cannot be written; the text says what to do about a folder that is not there.
 pub fn write(path: &Path, text: &str) -> Result<()> {
+    write_by(path, &mut |to| Ok(to.write_all(text.as_bytes())?))
+}
+
+/// Writes a file that is too large for memory, by a function, as [`write()`] does.
+///
+/// # Errors
+/// As [`write()`], or the function fails.
+pub fn write_by(path: &Path, fill: &mut dyn FnMut(&mut dyn Write) -> Result<()>) -> Result<()> {
     check_place(path)?;
+    let mut fill_file = |path: &Path| -> Result<()> {
+        let mut to = BufWriter::with_capacity(1 << 20, File::create(path)?);
+        fill(&mut to)?;
+        Ok(to.flush()?)
+    };
     let name = path.display();
     // A device such as /dev/stdout is no file that another one could take the place of.
     if path.metadata().is_ok_and(|found| !found.is_file()) {
-        return std::fs::write(path, text).with_context(|| format!("cannot write {name}"));
+        return fill_file(path).with_context(|| format!("cannot write {name}"));
     }
     let mut beside = path.as_os_str().to_owned();
     beside.push(format!(".{}", std::process::id()));
-    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+    let beside = Path::new(&beside);
+    let written = fill_file(beside).and_then(|()| Ok(std::fs::rename(beside, path)?));
     if written.is_err() {
-        let _ = std::fs::remove_file(&beside);
+        let _ = std::fs::remove_file(beside);
     }
     written.with_context(|| format!("cannot write {name}"))
 }

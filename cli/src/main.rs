@@ -106,11 +106,12 @@ Exit codes: 0 if no file has an error (with --strict: nor a warning), 1 if one h
   hawser tune all_reduce -b 1K -e 64M -o rules.toml
   hawser tune all_reduce --check rules.toml")]
     Tune(tune::Options),
-    /// Say why nothing moves: which rank keeps the others waiting, and in what
+    /// Say why nothing moves: which rank keeps the others waiting, and in what; join traces
     #[command(after_help = "Examples:
   hawser trace hang
   hawser trace hang --pid 4711
-  hawser trace hang --open --json")]
+  hawser trace hang --open --json
+  hawser trace merge hawser-trace-*.json -o job.json")]
     Trace(trace::Options),
     /// Say what this machine offers, what is missing and how to get it
     #[command(after_help = "Examples:

@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::count::Counts;
 use crate::file::TraceFile;
-use crate::record::{Record, dropped_line, process_line, rank_line, thread_lines};
+use crate::record::{Place, Record, dropped_line, place_line, process_line, rank_line, thread_lines};
 use crate::settings::host;
 use crate::tree::Tree;
 
@@ -55,6 +55,7 @@ impl Context {
             let title = format!("{label}, {} {}", host(), std::process::id());
             file.send_head(process_line(process, &title), TraceFile::deadline());
             file.send_head(rank_line(process, config.rank), TraceFile::deadline());
+            file.send_head(place_line(process, config, &Place::own()), TraceFile::deadline());
             let tree = Mutex::new(Tree::new(process, mask));
             Trace { file, process, tree, last_event, threads: Mutex::default() }
         });
@@ -169,6 +170,18 @@ impl Trace {
 fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+impl Place {
+    /// This process, and what its clocks say now.
+    fn own() -> Self {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let wall = clock_gettime(ClockId::Realtime);
+        let realtime = wall.tv_sec as u64 * 1_000_000_000 + wall.tv_nsec as u64;
+        // Hosts without that number are told apart by their names.
+        let boot = Some(boot.trim()).filter(|boot| !boot.is_empty()).map_or_else(host, str::to_owned);
+        Self { host: host(), boot, process: std::process::id(), monotonic: now(), realtime }
+    }
 }
 
 /// Number of the calling thread.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use hawser_plugin::profiler::ProfilerConfig;
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use serde_json::json;
@@ -93,6 +94,34 @@ pub fn process_line(process: u32, name: &str) -> String {
 pub fn rank_line(process: u32, rank: u32) -> String {
     let args = json!({ "sort_index": rank });
     json!({ "ph": "M", "name": "process_sort_index", "pid": process, "tid": 0, "args": args }).to_string()
+}
+
+/// The place where a rank runs, with the times of its clocks at one moment.
+pub struct Place {
+    pub host: String,
+    /// The number that the kernel took when it started: traces with one number share a clock.
+    pub boot: String,
+    pub process: u32,
+    /// Nanoseconds of the clock that the trace's times are of.
+    pub monotonic: u64,
+    /// Nanoseconds of the wall clock.
+    pub realtime: u64,
+}
+
+/// The line by which programs know the rank, and lay its clock on those of other hosts.
+pub fn place_line(process: u32, config: &ProfilerConfig, place: &Place) -> String {
+    let args = json!({
+        "comm": hex(config.comm_id),
+        "comm_name": config.comm_name.as_deref().unwrap_or_default(),
+        "rank": config.rank,
+        "ranks": config.ranks,
+        "host": place.host,
+        "boot": place.boot,
+        "process": place.process,
+        "monotonic_ns": place.monotonic,
+        "realtime_ns": place.realtime,
+    });
+    json!({ "ph": "M", "name": "hawser_rank", "pid": process, "tid": 0, "args": args }).to_string()
 }
 
 /// The lines that name a thread and say where it stands among those of its communicator.

@@ -1,0 +1,201 @@
+//! `hawser trace merge`, on traces that the profiler plugin has written.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use hawser_plugin::profiler::{Event, EventMask, ProfilerConfig, ProfilerContext, What};
+use hawser_plugin::{Log, Profiler};
+use hawser_profiler::{Settings, TraceProfiler};
+use serde_json::{Map, Value, json};
+use tempfile::TempDir;
+
+/// The time by which the second host's clock is ahead, in microseconds.
+const AHEAD: f64 = 5_000_000.0;
+/// Collectives of a job.
+const COLLECTIVES: u64 = 10;
+
+fn hawser(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hawser")).args(arguments).output().expect("the tool runs")
+}
+
+fn collective(seq: u64) -> What<'static> {
+    What::Coll {
+        seq,
+        func: "AllReduce",
+        send: 0x1000,
+        recv: 0x2000,
+        count: 1 << 10,
+        root: 0,
+        datatype: "ncclFloat32",
+        channels: 0,
+        warps: 16,
+        algo: "RING",
+        proto: "SIMPLE",
+        group: None,
+    }
+}
+
+/// Two ranks that run collectives, each with a trace of its own, as if they were on two hosts.
+fn job(folder: &Path) -> [PathBuf; 2] {
+    let settings = Settings {
+        mask: EventMask::COLL,
+        file: Some(folder.join("rank%r.json").to_str().unwrap().to_owned()),
+        ..Settings::default()
+    };
+    let profiler = TraceProfiler::new(settings);
+    let open = |rank| profiler.open(&ProfilerConfig::new(0xabc, 2, rank, Log::silent())).unwrap();
+    let ranks: [Box<dyn ProfilerContext>; 2] = [open(0), open(1)];
+    for seq in 0..COLLECTIVES {
+        let start = |rank: &dyn ProfilerContext| {
+            rank.start(&Event { parent: None, rank: 0, what: collective(seq), tag: 0 }).unwrap()
+        };
+        let events = ranks.each_ref().map(|rank| start(&**rank));
+        std::thread::sleep(Duration::from_millis(1));
+        ranks.iter().zip(events).for_each(|(rank, event)| rank.stop(event));
+    }
+    drop(ranks);
+    let files = [folder.join("rank0.json"), folder.join("rank1.json")];
+    move_to_another_host(&files[1]);
+    files
+}
+
+/// Gives a trace another host with another clock, and the process the number that the other file's has.
+fn move_to_another_host(path: &Path) {
+    let mut events = events(path);
+    for event in &mut events {
+        if let Some(time) = event.get("ts").and_then(Value::as_f64) {
+            event.insert("ts".into(), json!(time + AHEAD));
+        }
+        if event["name"] == json!("hawser_rank") {
+            event["args"]["boot"] = json!("another");
+            event["args"]["host"] = json!("b");
+        }
+        event.insert("pid".into(), json!(4711));
+    }
+    std::fs::write(path, serde_json::to_string(&events).unwrap()).unwrap();
+}
+
+fn events(path: &Path) -> Vec<Map<String, Value>> {
+    let text = std::fs::read_to_string(path).unwrap();
+    match serde_json::from_str(&text).unwrap() {
+        Value::Object(mut object) => serde_json::from_value(object["traceEvents"].take()).unwrap(),
+        list => serde_json::from_value(list).unwrap(),
+    }
+}
+
+/// Beginnings and ends of collectives by process of a trace, in order, in microseconds.
+fn collectives(events: &[Map<String, Value>], process: &Value) -> Vec<(f64, f64)> {
+    let of = |phase: &str| {
+        let is_it = |event: &&Map<String, Value>| {
+            event["pid"] == *process && event["ph"] == json!(phase) && event["cat"] == json!("coll")
+        };
+        events.iter().filter(is_it).map(|event| event["ts"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    of("b").into_iter().zip(of("e")).collect()
+}
+
+fn merge(folder: &TempDir, files: &[PathBuf]) -> (Vec<Map<String, Value>>, String) {
+    let out = folder.path().join("merged.json");
+    let mut arguments = vec!["trace", "merge"];
+    arguments.extend(files.iter().map(|file| file.to_str().unwrap()));
+    arguments.extend(["-o", out.to_str().unwrap()]);
+    let output = hawser(&arguments);
+    let (text, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{text}{errors}");
+    (events(&out), text.into_owned())
+}
+
+fn processes(events: &[Map<String, Value>]) -> Vec<Value> {
+    let ranks = events.iter().filter(|event| event["name"] == json!("hawser_rank"));
+    ranks.map(|event| event["pid"].clone()).collect()
+}
+
+#[test]
+fn clocks_of_two_hosts_are_laid_on_each_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = job(folder.path());
+    let (merged, text) = merge(&folder, &files);
+    let all = files.iter().map(|file| events(file).len()).sum::<usize>();
+    assert_eq!(merged.len(), all, "no event is lost");
+    assert!(text.contains(&format!("the ends of {COLLECTIVES} collectives in common")), "{text}");
+    let ranks = processes(&merged);
+    let [a, b] = [0, 1].map(|rank: usize| collectives(&merged, &ranks[rank]));
+    assert_eq!((a.len(), b.len()), (COLLECTIVES as usize, COLLECTIVES as usize));
+    for (a, b) in a.iter().zip(&b) {
+        assert!(a.1 >= b.0 && b.1 >= a.0, "nobody ends before all have begun: {a:?} {b:?}");
+    }
+    // Viewers put the ranks in their order.
+    let order = |process: &Value| {
+        let is_it = |event: &&Map<String, Value>| {
+            event["name"] == json!("process_sort_index") && event["pid"] == *process
+        };
+        merged.iter().find(is_it).unwrap()["args"]["sort_index"].as_u64().unwrap()
+    };
+    assert!(order(&ranks[0]) < order(&ranks[1]));
+    // A merged trace is one like any other.
+    let merged = folder.path().join("merged.json");
+    let again = folder.path().join("again.json");
+    let output = hawser(&["trace", "merge", merged.to_str().unwrap(), "-o", again.to_str().unwrap()]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(events(&again).len(), all);
+}
+
+#[test]
+fn wall_clocks_count_where_no_collective_is_in_common() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = job(folder.path());
+    let mut other = events(&files[1]);
+    other.retain(|event| event.get("cat").is_none());
+    for event in other.iter_mut().filter(|event| event["name"] == json!("hawser_rank")) {
+        // The other clock has begun two seconds later.
+        let monotonic = event["args"]["monotonic_ns"].as_u64().unwrap();
+        event["args"]["monotonic_ns"] = json!(monotonic - 2_000_000_000);
+    }
+    other.push(
+        json!({ "ph": "i", "pid": 4711, "tid": 1, "ts": 7.0, "name": "x" }).as_object().unwrap().clone(),
+    );
+    std::fs::write(&files[1], serde_json::to_string(&other).unwrap()).unwrap();
+    let (merged, text) = merge(&folder, &files);
+    assert!(text.contains("by wall clocks"), "{text}");
+    let moved = merged.iter().find(|event| event["name"] == json!("x")).unwrap()["ts"].as_f64().unwrap();
+    assert!((moved - 2_000_007.0).abs() < 500_000.0, "{moved}");
+}
+
+#[test]
+fn numbers_that_two_files_have_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = |name: &str| folder.path().join(name);
+    let event = r#"[{"ph":"s","pid":7,"tid":1,"ts":1,"id":3,"name":"flow"}]"#;
+    std::fs::write(name("a"), event).unwrap();
+    std::fs::write(name("b"), event).unwrap();
+    std::fs::write(name("c"), r#"[{"ph":"i","pid":7,"ts":1},{"ph":"#).unwrap();
+    let (merged, text) = merge(&folder, &[name("a"), name("b"), name("c"), name("a")]);
+    assert!(text.contains("c breaks off") && text.contains("3 events of 3 files"), "{text}");
+    assert!(text.contains("neither collectives in common nor a wall clock are known"), "{text}");
+    let numbers: std::collections::BTreeSet<i64> =
+        merged.iter().map(|event| event["pid"].as_i64().unwrap()).collect();
+    assert_eq!(numbers.len(), 3, "{merged:?}");
+    assert_ne!(merged[0]["id"], merged[1]["id"]);
+}
+
+#[test]
+fn what_cannot_be_merged_is_said_and_nothing_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    std::fs::write(name("good"), "[]").unwrap();
+    std::fs::write(name("bad"), "nothing").unwrap();
+    for (arguments, part) in [
+        (vec![name("bad"), "-o".into(), name("out")], "bad is no trace in Chrome's format"),
+        (vec![name("none"), "-o".into(), name("out")], "No such file"),
+        (vec![name("good"), "-o".into(), name("good")], "give -o another name"),
+        (vec![name("good"), "-o".into(), name("x/out")], "there is no folder"),
+    ] {
+        let mut all = vec!["trace", "merge"];
+        all.extend(arguments.iter().map(String::as_str));
+        let output = hawser(&all);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && errors.contains(part), "{errors}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left behind");
+}
