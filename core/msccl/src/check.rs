@@ -73,8 +73,9 @@ fn shape(algo: &Algo) -> Result<()> {
             format!("ngpus is {}, there are {} <gpu> elements", algo.ranks, algo.gpus.len()),
         );
     }
-    let blocks = algo.chunks / per_block(algo).max(1);
-    if per_block(algo) * blocks != algo.chunks || per_block(algo) == 0 {
+    let (inputs, outputs) =
+        (algo.collective.input_blocks(algo.ranks), algo.collective.output_blocks(algo.ranks));
+    if !algo.chunks.is_multiple_of(inputs.max(outputs)) || per_block(algo) == 0 {
         let text = format!("{} chunks do not divide into the blocks of {} ranks", algo.chunks, algo.ranks);
         return bad(Class::Bounds, text);
     }

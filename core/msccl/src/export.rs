@@ -9,7 +9,9 @@ use std::fmt::Write;
 
 use rustc_hash::FxHashMap;
 
+use super::MOST_SLOTS;
 use super::xml::Kind;
+use hawser_program::verify::verify;
 use hawser_program::{Buf, Op, Program, RankProgram, Ref, Shape, Step};
 use hawser_types::Collective;
 use hawser_types::Protocol;
@@ -28,7 +30,8 @@ pub struct Window {
     pub bytes: (u64, u64),
 }
 
-/// Writes `program` in the dialect of Azure's executor and RCCL, for calls in place and out of place.
+/// Writes `program` in the dialect of Azure's executor and RCCL, for calls out of place, and in place where
+/// the program is right there too.
 ///
 /// # Errors
 /// `BadProgram` for what the format cannot say: a network, native steps, a protocol without FIFOs, too many
@@ -49,12 +52,13 @@ pub fn to_xml(program: &Program, window: &Window) -> Result<String> {
     let mut text = format!(
         "<algo name=\"{}\" proto=\"{}\" nchannels=\"{lanes}\" nchunksperloop=\"{}\" ngpus=\"{}\" \
          coll=\"{}\"{root} \
-         inplace=\"1\" outofplace=\"1\" minBytes=\"{least}\" maxBytes=\"{}\">\n",
+         inplace=\"{}\" outofplace=\"1\" minBytes=\"{least}\" maxBytes=\"{}\">\n",
         escaped(&shape.name),
         window.protocol.name(),
         blocks * shape.per_block,
         shape.ranks,
         collective(shape.collective),
+        u32::from(runs_in_place(program)),
         if most == u64::MAX { 0 } else { most },
     );
     for (id, rank) in program.ranks.iter().enumerate() {
@@ -66,6 +70,12 @@ pub fn to_xml(program: &Program, window: &Window) -> Result<String> {
     }
     text.push_str("</algo>\n");
     Ok(text)
+}
+
+/// True if a runtime may call the program in place. NCCL has no all-to-all in place, so nothing proves that
+/// one survives it.
+fn runs_in_place(program: &Program) -> bool {
+    program.shape.collective != Collective::AllToAll && verify(program, MOST_SLOTS, true).is_ok()
 }
 
 fn collective(collective: Collective) -> &'static str {

@@ -21,6 +21,7 @@ pub fn all() -> Vec<(String, String)> {
 }
 
 /// The text of one of them.
+#[allow(dead_code, reason = "not all tests that include this file need it")]
 pub fn named(name: &str) -> String {
     all().into_iter().find(|(known, _)| known == name).unwrap().1
 }
