@@ -15,13 +15,13 @@ use super::{Opinion, Rules, judge, plan_json};
 /// A file of a corpus.
 #[derive(Debug, Clone)]
 pub struct Source {
-    /// Where it comes from, for people.
+    /// The path of the file below its folder.
     pub name: String,
-    /// What it says.
+    /// The contents of the file.
     pub text: String,
 }
 
-/// What the library and the judge say of one text.
+/// The opinions of the library and of the judge about one text.
 #[derive(Debug, Clone)]
 pub struct Said {
     /// Why the library refuses it, by class and in full.
@@ -112,7 +112,7 @@ fn apart(xml: &str) -> String {
     }
 }
 
-/// What to do with every file.
+/// The work that is done with every file.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Mutants of every file that both call right.

@@ -22,7 +22,7 @@ use element::Element;
 pub enum Opinion {
     /// Every rank ends with the right data in any order of blocks.
     Right,
-    /// What is wrong, in words.
+    /// Something is wrong; the words say what.
     Wrong(String),
     /// The file asks for what the judge cannot follow (a collective without a definition, or too much).
     Open(String),

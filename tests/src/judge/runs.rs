@@ -18,7 +18,7 @@ pub const WORD: &str = "--run-one";
 /// The time after which a process is said to hang.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// How a program ran.
+/// The outcome of running a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ran {
     /// All results were right; the number of calls.
