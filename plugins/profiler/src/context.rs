@@ -13,12 +13,15 @@ use rustc_hash::FxHashSet;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::count::Counts;
+use crate::describe::{KINDS, index};
+use crate::expose::Figures;
 use crate::file::TraceFile;
+use crate::metrics::Member;
 use crate::record::{Place, Record, dropped_line, place_line, process_line, rank_line, thread_lines};
 use crate::settings::host;
 use crate::tree::Tree;
 
-/// A communicator, with or without a trace.
+/// A communicator, with or without a trace and figures.
 pub struct Context {
     mask: EventMask,
     log: Log,
@@ -26,16 +29,31 @@ pub struct Context {
     counts: Mutex<Counts>,
     /// Events that are in the counts and not in the trace.
     dropped: AtomicU64,
+    watched: Option<Watched>,
+}
+
+/// A communicator whose events are followed to their ends.
+struct Watched {
+    tree: Mutex<Tree>,
+    last_event: Arc<AtomicU64>,
+    ranks: u32,
     trace: Option<Trace>,
+    metrics: Option<(Arc<Figures>, Member)>,
 }
 
 struct Trace {
     file: Arc<TraceFile>,
     process: u32,
-    tree: Mutex<Tree>,
-    last_event: Arc<AtomicU64>,
     /// The threads that have a name in the trace.
     threads: Mutex<FxHashSet<u32>>,
+}
+
+/// The places to which a communicator's events go.
+pub struct Outlets {
+    /// The trace.
+    pub file: Option<Arc<TraceFile>>,
+    /// The figures of the process.
+    pub figures: Option<Arc<Figures>>,
 }
 
 impl Context {
@@ -43,31 +61,32 @@ impl Context {
     pub fn new(
         config: &ProfilerConfig,
         mask: EventMask,
-        file: Option<Arc<TraceFile>>,
+        outlets: Outlets,
         number: u64,
         last_event: Arc<AtomicU64>,
     ) -> Self {
         let id = config.comm_id;
         let name = config.comm_name.as_ref().map_or(String::new(), |name| format!(" {name:?}"));
         let label = format!("rank {} of {}, communicator{name} {id:#x}", config.rank, config.ranks);
-        let trace = file.map(|file| {
-            let process = process_number(number);
+        let process = process_number(number);
+        let trace = outlets.file.map(|file| {
             let title = format!("{label}, {} {}", host(), std::process::id());
             file.send_head(process_line(process, &title), TraceFile::deadline());
             file.send_head(rank_line(process, config.rank), TraceFile::deadline());
             file.send_head(place_line(process, config, &Place::own()), TraceFile::deadline());
-            let tree = Mutex::new(Tree::new(process, mask));
-            Trace { file, process, tree, last_event, threads: Mutex::default() }
+            Trace { file, process, threads: Mutex::default() }
         });
+        let metrics = outlets.figures.map(|figures| {
+            let name = config.comm_name.clone().unwrap_or_default();
+            let member = Member { id: format!("{id:#x}"), name, rank: config.rank, ranks: config.ranks };
+            figures.metrics.communicator(&member, true);
+            (figures, member)
+        });
+        let is_watched = trace.is_some() || metrics.is_some();
+        let (tree, ranks) = (Mutex::new(Tree::new(process, mask)), config.ranks);
+        let watched = is_watched.then_some(Watched { tree, last_event, ranks, trace, metrics });
         let (counts, dropped) = (Mutex::default(), AtomicU64::new(0));
-        Self { mask, log: config.log.clone(), label, counts, dropped, trace }
-    }
-
-    fn send(&self, trace: &Trace, done: Vec<Record>) {
-        let lost = done.into_iter().map(|record| trace.file.send(record)).filter(|sent| !sent).count();
-        if lost > 0 {
-            self.dropped.fetch_add(lost as u64, Ordering::Relaxed);
-        }
+        Self { mask, log: config.log.clone(), label, counts, dropped, watched }
     }
 }
 
@@ -78,33 +97,68 @@ impl ProfilerContext for Context {
 
     fn start(&self, event: &Event<'_>) -> Option<EventHandle> {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).add(&event.what);
-        let trace = self.trace.as_ref()?;
-        trace.name_thread();
-        let id = trace.last_event.fetch_add(1, Ordering::Relaxed) + 1;
-        if !trace.tree().start(id, event, thread(), now()) {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
-            return None;
+        let watched = self.watched.as_ref()?;
+        if let Some(trace) = &watched.trace {
+            trace.name_thread();
         }
-        Some(EventHandle(id))
+        let id = watched.last_event.fetch_add(1, Ordering::Relaxed) + 1;
+        let is_kept = watched.tree().start(id, event, thread(), now());
+        if let Some((figures, _)) = &watched.metrics {
+            match is_kept {
+                true => figures.metrics.began(KINDS[index(event.what.kind())].0),
+                false => figures.metrics.dropped(),
+            }
+        }
+        if !is_kept {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        is_kept.then_some(EventHandle(id))
     }
 
     fn stop(&self, event: EventHandle) {
-        let Some(trace) = &self.trace else { return };
+        let Some(watched) = &self.watched else { return };
         let mut done = Vec::new();
-        trace.tree().stop(event.0, now(), &mut done);
-        self.send(trace, done);
+        watched.tree().stop(event.0, now(), &mut done);
+        let taken = done.into_iter().map(|record| watched.ended(record, TraceFile::send));
+        let lost = taken.filter(|taken| !taken).count();
+        if lost > 0 {
+            self.dropped.fetch_add(lost as u64, Ordering::Relaxed);
+        }
     }
 
     fn record(&self, event: EventHandle, state: EventState, args: StateArgs) {
-        if let Some(trace) = &self.trace {
-            trace.tree().record(event.0, state, args, now());
+        if let Some(watched) = &self.watched {
+            watched.tree().record(event.0, state, args, now());
         }
     }
 }
 
-impl Trace {
+impl Watched {
     fn tree(&self) -> MutexGuard<'_, Tree> {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes an event that is over; false if the trace could not take it.
+    fn ended(&self, record: Record, send: impl FnOnce(&TraceFile, Record) -> bool) -> bool {
+        if let Some((figures, _)) = &self.metrics {
+            figures.metrics.ended(&record, self.ranks);
+        }
+        self.trace.as_ref().is_none_or(|trace| send(&trace.file, record))
+    }
+
+    /// Takes the events that are left, and writes how many are missing, `before` and here. Gives the latter.
+    fn close(&self, before: u64, deadline: Instant) -> u64 {
+        let left = self.tree().close(now());
+        let send = |file: &TraceFile, record| file.send_late(record, deadline);
+        let lost = left.into_iter().map(|record| self.ended(record, send)).filter(|sent| !sent).count();
+        let dropped = before + lost as u64;
+        if let Some(trace) = self.trace.as_ref().filter(|_| dropped > 0) {
+            trace.file.send_line(dropped_line(trace.process, dropped), deadline);
+        }
+        if let Some((figures, member)) = &self.metrics {
+            figures.metrics.communicator(member, false);
+        }
+        lost as u64
     }
 }
 
@@ -134,35 +188,23 @@ impl Drop for Context {
         let mut text = format!("profiler: {}: ", self.label);
         text += &self.counts.lock().unwrap_or_else(PoisonError::into_inner).summary();
         let mut dropped = self.dropped.load(Ordering::Relaxed);
-        if let Some(trace) = &self.trace {
+        if let Some(watched) = &self.watched {
             let deadline = TraceFile::deadline();
-            dropped += trace.close(dropped, deadline);
-            if !trace.file.flush(deadline) {
-                self.log.warn("profiler: the trace is not written yet, and is not waited for any longer");
-            }
-            let lost = trace.file.lost();
-            if lost > 0 {
-                text += &format!("; {lost} lines of its file could not be written");
+            dropped += watched.close(dropped, deadline);
+            if let Some(trace) = &watched.trace {
+                if !trace.file.flush(deadline) {
+                    self.log.warn("profiler: the trace is not written yet, and is not waited for any longer");
+                }
+                let lost = trace.file.lost();
+                if lost > 0 {
+                    text += &format!("; {lost} lines of its file could not be written");
+                }
             }
         }
         if dropped > 0 {
             text += &format!("; {dropped} events are not in the trace: ask for fewer kinds");
         }
         self.log.info(Subsys::PROFILE, text);
-    }
-}
-
-impl Trace {
-    /// Writes the events that are left, and how many are missing, `before` and here. Gives the latter.
-    fn close(&self, before: u64, deadline: Instant) -> u64 {
-        let left = self.tree().close(now());
-        let lost =
-            left.into_iter().map(|record| self.file.send_late(record, deadline)).filter(|sent| !sent).count();
-        let dropped = before + lost as u64;
-        if dropped > 0 {
-            self.file.send_line(dropped_line(self.process, dropped), deadline);
-        }
-        lost as u64
     }
 }
 

@@ -8,6 +8,8 @@
 //! | `tree` | finds out when an event is really over: after its last child |
 //! | `describe` | names an event and its particulars |
 //! | `record` | a finished event, and its lines in the trace |
+//! | `metrics` | figures for Prometheus |
+//! | `expose` | writes them to a file, and answers clients |
 //! | `file` | writes lines from a thread of its own; the file is valid JSON after each write |
 //!
 //! Nothing here waits on the way of an operation: if the writer cannot keep up, events are dropped and
@@ -25,7 +27,9 @@
 mod context;
 mod count;
 mod describe;
+mod expose;
 mod file;
+mod metrics;
 mod record;
 mod settings;
 mod tree;
@@ -35,18 +39,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use hawser_plugin::profiler::{EventMask, ProfilerConfig, ProfilerContext};
-use hawser_plugin::{Profiler, Result};
+use hawser_plugin::{Error, ErrorKind, Profiler, Result};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use context::Context;
+use context::{Context, Outlets};
+use expose::Figures;
 use file::TraceFile;
-pub use settings::Settings;
+use metrics::Metrics;
+pub use settings::{Listen, Settings};
 
 /// A profiler that counts events and writes a trace. All communicators of a process with the same file name
 /// share the file.
 pub struct TraceProfiler {
     settings: Result<Settings>,
     files: Mutex<Files>,
+    figures: Mutex<PerProcess>,
     /// Handles are numbers that no other communicator of this profiler has.
     last_event: Arc<AtomicU64>,
     contexts: AtomicU64,
@@ -58,6 +65,15 @@ pub struct TraceProfiler {
 struct Files {
     open: FxHashMap<PathBuf, Weak<TraceFile>>,
     written: FxHashSet<PathBuf>,
+}
+
+/// The figures of this process, for as long as a communicator is open. Counters go on from one to the next.
+#[derive(Default)]
+struct PerProcess {
+    metrics: Option<Arc<Metrics>>,
+    open: Weak<Figures>,
+    /// The rank by which the file and the figures are named.
+    rank: u32,
 }
 
 impl TraceProfiler {
@@ -73,7 +89,42 @@ impl TraceProfiler {
 
     fn with(settings: Result<Settings>) -> Self {
         let (last_event, contexts) = (Arc::default(), AtomicU64::new(0));
-        Self { settings, files: Mutex::default(), last_event, contexts }
+        Self { settings, files: Mutex::default(), figures: Mutex::default(), last_event, contexts }
+    }
+
+    /// The figures of this process. Where they cannot go anywhere, a warning says so and there are none: a
+    /// busy port is no reason to do without the trace.
+    fn figures(&self, settings: &Settings, config: &ProfilerConfig) -> Option<Arc<Figures>> {
+        let mut own = self.figures.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = own.open.upgrade() {
+            return Some(open);
+        }
+        let made = || -> Result<Arc<Metrics>> {
+            let metrics = Metrics::new(config.rank);
+            metrics.map(Arc::new).map_err(|error| {
+                Error::new(ErrorKind::Internal, format!("profiler: the figures for Prometheus: {error}"))
+            })
+        };
+        let started = match own.metrics.clone() {
+            Some(metrics) => Ok(metrics),
+            None => made().inspect(|_| own.rank = config.rank),
+        };
+        let started = started.and_then(|metrics| {
+            own.metrics = Some(metrics.clone());
+            let file = (settings.metrics_file_of(own.rank), settings.metrics_interval);
+            Figures::start(metrics, file, settings.metrics_listen_of(own.rank).as_ref(), &config.log)
+        });
+        match started {
+            Ok(figures) => {
+                let figures = Arc::new(figures);
+                own.open = Arc::downgrade(&figures);
+                Some(figures)
+            }
+            Err(error) => {
+                config.log.warn(format!("{error}; there are no figures for Prometheus"));
+                None
+            }
+        }
     }
 
     /// The file for a path, shared with those that have it open.
@@ -100,7 +151,9 @@ impl Profiler for TraceProfiler {
         let wanted = settings.mask != EventMask::NONE;
         let path = settings.file_of(config.rank).filter(|_| wanted);
         let file = path.map(|path| self.file(&path, settings.most_bytes, config)).transpose()?;
+        let figures = (wanted && settings.has_metrics()).then(|| self.figures(settings, config)).flatten();
         let number = self.contexts.fetch_add(1, Ordering::Relaxed);
-        Ok(Box::new(Context::new(config, settings.mask, file, number, self.last_event.clone())))
+        let outlets = Outlets { file, figures };
+        Ok(Box::new(Context::new(config, settings.mask, outlets, number, self.last_event.clone())))
     }
 }

@@ -33,6 +33,17 @@ pub struct Record {
 }
 
 impl Record {
+    /// The name of its kind.
+    pub fn category(&self) -> &'static str {
+        KINDS[self.kind].0
+    }
+
+    /// The bytes of the call's count; 0 if it has none.
+    pub fn bytes(&self) -> u64 {
+        let found = self.particulars.iter().find(|(name, _)| *name == "bytes");
+        found.map_or(0, |(_, value)| if let Value::Number(bytes) = value { *bytes } else { 0 })
+    }
+
     /// The event as lines of a Chrome trace, joined like the others. Events that nest in their thread are one
     /// complete event; others, which may overlap, are an asynchronous pair.
     pub fn lines(&self) -> String {

@@ -375,6 +375,20 @@ settings! {
             ones", page "plugin-guide.md";
         /// Names or paths of libraries with profiler plugins.
         profiler_plugin: Option<String> = "NCCL_PROFILER_PLUGIN", TEXT, unset "none", page "plugin-guide.md";
+        /// File with figures for Prometheus, which the profiler plugin writes anew (`%h` host, `%p` process,
+        /// `%r` rank): give it the ending that node_exporter's textfile collector reads (`.prom`).
+        metrics_file: Option<String> = "HAWSER_METRICS_FILE", TEXT, unset "none", page "operate.md#metrics",
+            reader Reader::Plugin("profiler");
+        /// Seconds between two writings of that file.
+        metrics_interval: Option<String> = "HAWSER_METRICS_INTERVAL", TEXT, unset "15",
+            page "operate.md#metrics",
+            reader Reader::Plugin("profiler");
+        /// Address at which the profiler plugin answers Prometheus: `127.0.0.1:9400`, with a range of ports
+        /// (`127.0.0.1:9400-9463`) of which each process takes the first that is free, or `unix:PATH`. Only
+        /// loopback is accepted.
+        metrics_listen: Option<String> = "HAWSER_METRICS_LISTEN", TEXT, unset "none",
+            page "operate.md#metrics",
+            reader Reader::Plugin("profiler");
         /// 1: a collnet plugin may reduce in the network.
         collnet: bool = "NCCL_COLLNET_ENABLE", FLAG, default "0", page "plugin-guide.md";
         /// Plugins are tried in a process of their own first, so that one that crashes is named. 1: in a
