@@ -1,4 +1,5 @@
 //! How long it takes to go on with one rank less, and to have it again: the ranks are threads of one process.
+//! Each communicator is destroyed when the next one is there, as a program does it.
 
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use crate::world::all_reduce;
 struct Times {
     init: Duration,
     shrink: Duration,
+    destroy: Duration,
     grow: Duration,
 }
 
@@ -47,6 +49,10 @@ pub fn measure(ranks: u32) -> Result<()> {
         }
         together.wait();
         let begin = Instant::now();
+        comm.destroy()?;
+        timed(|times| &mut times.destroy, begin);
+        together.wait();
+        let begin = Instant::now();
         let id = grown.lock().expect("no rank has panicked").filter(|_| rank == 0 || rank == last);
         let whole = match &shrunk {
             Some(shrunk) => shrunk.grow(ranks, id, None)?,
@@ -67,11 +73,17 @@ pub fn measure(ranks: u32) -> Result<()> {
         let threads: Vec<_> = (0..ranks).map(start).collect();
         threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect::<Result<Vec<_>>>()
     })?;
-    let Times { init, shrink, grow } = slowest.into_inner().expect("no rank has panicked");
-    println!("{ranks} ranks: init {init:.2?}, shrink by one {shrink:.2?}, grow by one {grow:.2?}");
+    let Times { init, shrink, destroy, grow } = slowest.into_inner().expect("no rank has panicked");
+    println!(
+        "{ranks} ranks: init {init:.2?}, shrink by one {shrink:.2?}, destroy the first {destroy:.2?}, \
+         grow by one {grow:.2?}"
+    );
     Ok(())
 }
 
 impl Times {
-    const NONE: Self = Self { init: Duration::ZERO, shrink: Duration::ZERO, grow: Duration::ZERO };
+    const NONE: Self = {
+        let zero = Duration::ZERO;
+        Self { init: zero, shrink: zero, destroy: zero, grow: zero }
+    };
 }

@@ -339,13 +339,25 @@ impl From<hawser_oob::Error> for Error {
             Oob::Timeout => ErrorKind::Timeout,
             Oob::Aborted => ErrorKind::Aborted,
         };
-        Error::because(kind, error)
+        let code = error.errno.map(SystemCode::Errno);
+        let error = Error::because(kind, error);
+        match code {
+            Some(code) => error.with_code(code),
+            None => error,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_of_connections_keep_the_code() {
+        let refused = hawser_oob::Error::system("connect", rustix::io::Errno::MFILE);
+        assert_eq!(Error::from(refused).code, Some(SystemCode::Errno(24)));
+        assert_eq!(Error::from(hawser_oob::Error::peer("gone")).code, None);
+    }
 
     #[test]
     fn texts_carry_prefix_reason_and_remedy() {

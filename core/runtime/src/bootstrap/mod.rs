@@ -62,7 +62,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
-use watch::Watch;
+use watch::{Watch, is_own_shortage};
 
 /// The part of the user's environment that the bootstrap needs to know.
 #[derive(Clone, Debug)]
@@ -312,7 +312,7 @@ impl Bootstrap {
     /// A connection to rank 0 while the communicator forms. The error names its process if that has ended.
     fn dial_rank_0(&self, role: Role, wait: &Wait, describe: &dyn Fn() -> String) -> Result<Stream> {
         self.dial(role, 0, wait, describe).map_err(|error| match error.kind {
-            ErrorKind::System | ErrorKind::Remote => {
+            ErrorKind::System | ErrorKind::Remote if !is_own_shortage(&error) => {
                 self.watch.is_out_of_reach(0, &error.text);
                 self.roster().absence(0).unwrap_or(error)
             }
@@ -516,5 +516,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod sealed_tests;
+#[cfg(test)]
+mod shortage_tests;
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@
 use super::auth::{Accepted, Acceptor, Key, Role, Secret};
 use super::fdpass;
 use super::meet::PeerAddress;
-use super::stop::{StopSignal, earliest};
+use super::stop::earliest;
 use super::watch::{Watch, Watcher};
 use super::wire::{FrameReader, Incoming, Kind, malformed};
 use super::{Settings, detail, listen_address, lock, random};
@@ -25,6 +25,7 @@ use rustix::event::{PollFd, PollFlags};
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -144,6 +145,8 @@ pub(super) struct Shared {
     hook: OnceLock<Hook>,
     /// Takes the messages with a tag instead of the inbox.
     server: OnceLock<(u64, Handler)>,
+    /// No other rank sends descriptors any more.
+    takes_no_descriptors: AtomicBool,
 }
 
 type Hook = (u64, Box<dyn Fn() + Send + Sync>);
@@ -188,6 +191,15 @@ impl Shared {
         self.arrived.notify_all();
     }
 
+    /// No other rank sends descriptors from now on: the service thread closes their listener when it wakes.
+    pub fn take_no_descriptors(&self) {
+        self.takes_no_descriptors.store(true, Ordering::Release);
+    }
+
+    fn takes_no_descriptors(&self) -> bool {
+        self.takes_no_descriptors.load(Ordering::Acquire)
+    }
+
     /// Calls `hook` in the service thread whenever a message with `tag` has come or a connection has ended.
     /// The first one counts.
     pub fn hook(&self, tag: u64, hook: Box<dyn Fn() + Send + Sync>) {
@@ -228,7 +240,7 @@ impl Shared {
 
 /// The running thread; dropping it closes the listeners and all incoming connections.
 pub(super) struct Service {
-    stop: Arc<StopSignal>,
+    watch: Arc<Watch>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -242,17 +254,15 @@ impl Service {
         nranks: u32,
         settings: &Settings,
     ) -> Result<Service> {
-        let stop = Arc::new(StopSignal::new()?);
         let (key, limit) = (Key::derive(secret, "peer"), settings.handshake_timeout);
         let mut server = Server {
             tcp: Acceptor::new(listeners.tcp, (key.clone(), settings.wire), rank, ROLES, limit),
-            unix: Acceptor::new(listeners.unix, (key, settings.wire), rank, &[Role::Descriptor], limit),
+            unix: Some(Acceptor::new(listeners.unix, (key, settings.wire), rank, &[Role::Descriptor], limit)),
             links: Vec::new(),
             nranks,
             shared,
             watcher: Watcher::new(watch.clone()),
-            watch,
-            stop: stop.clone(),
+            watch: watch.clone(),
         };
         let run = move || {
             if let Err(error) = server.run() {
@@ -262,13 +272,13 @@ impl Service {
         };
         let thread = std::thread::Builder::new().name("hawser-boot".into()).stack_size(STACK).spawn(run);
         let thread = thread.map_err(|error| Error::system("starting the bootstrap service thread", error))?;
-        Ok(Service { stop, thread: Some(thread) })
+        Ok(Service { watch, thread: Some(thread) })
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        self.stop.raise();
+        self.watch.end();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             detail("a bootstrap service thread panicked");
         }
@@ -277,13 +287,13 @@ impl Drop for Service {
 
 struct Server {
     tcp: Acceptor,
-    unix: Acceptor,
+    /// None once no descriptors come any more.
+    unix: Option<Acceptor>,
     links: Vec<Link>,
     nranks: u32,
     shared: Arc<Shared>,
     watcher: Watcher,
     watch: Arc<Watch>,
-    stop: Arc<StopSignal>,
 }
 
 /// The roles in which other ranks may connect over TCP.
@@ -301,12 +311,20 @@ impl Server {
     fn run(&mut self) -> Result<()> {
         loop {
             let (watched, ready) = self.wait_for_events()?;
-            if self.stop.is_raised() {
+            if self.watch.must_end() {
                 return Ok(());
             }
             self.watcher.serve(&watched);
+            // Once more: the bell may have been hushed together with news.
+            if self.watch.must_end() {
+                return Ok(());
+            }
+            if self.shared.takes_no_descriptors() {
+                self.unix = None;
+            }
             self.serve_links(|at, _| ready[at]);
-            for accepted in self.tcp.advance().into_iter().chain(self.unix.advance()) {
+            let come = self.unix.as_mut().map(Acceptor::advance).unwrap_or_default();
+            for accepted in self.tcp.advance().into_iter().chain(come) {
                 self.admit(accepted);
             }
         }
@@ -317,20 +335,23 @@ impl Server {
     fn wait_for_events(&self) -> Result<(Vec<bool>, Vec<bool>)> {
         let full = self.shared.is_full();
         let again = full.then(|| Instant::now() + FULL_PAUSE);
-        let deadlines = [self.tcp.next_deadline(), self.unix.next_deadline(), self.watcher.next_deadline()];
+        let unix = self.unix.as_ref().and_then(Acceptor::next_deadline);
+        let deadlines = [self.tcp.next_deadline(), unix, self.watcher.next_deadline()];
         let timeout = earliest([again, deadlines.into_iter().flatten().min()]);
-        let mut fds = vec![self.stop.poll_fd()];
+        let mut fds = Vec::new();
         self.watcher.register(&mut fds);
         let others = fds.len();
         self.tcp.register(&mut fds);
-        self.unix.register(&mut fds);
+        if let Some(unix) = &self.unix {
+            unix.register(&mut fds);
+        }
         let first = fds.len();
         if !full {
             fds.extend(self.links.iter().map(|link| PollFd::new(&link.stream, PollFlags::IN)));
         }
         poll(&mut fds, timeout)?;
         let ready = |fds: &[PollFd<'_>]| fds.iter().map(|fd| !fd.revents().is_empty()).collect::<Vec<bool>>();
-        let (watched, mut links) = (ready(&fds[1..others]), ready(&fds[first..]));
+        let (watched, mut links) = (ready(&fds[..others]), ready(&fds[first..]));
         links.resize(self.links.len(), false);
         Ok((watched, links))
     }

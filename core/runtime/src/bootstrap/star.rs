@@ -123,7 +123,7 @@ impl Bootstrap {
             };
             // The inbox says as well why nothing will come any more.
             let look = self.shared.take(&wait.at_most(wait.slice()), &|_| describe(), |inbox| {
-                let is_whole = missing(inbox).is_empty();
+                let is_whole = inbox.star.len() + 1 >= self.nranks as usize && missing(inbox).is_empty();
                 is_whole.then(|| Ok((1..self.nranks).filter_map(|rank| inbox.star.remove(&rank)).collect()))
             });
             match look {

@@ -16,7 +16,7 @@ use super::fate::{TEXT_LIMIT, cut, decode, encode};
 use super::peer::Dialer;
 use super::wire::{FrameReader, Incoming, Kind};
 use super::{Settings, detail, lock};
-use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::error::{Error, ErrorKind, Result, SystemCode};
 use hawser_base::liveness::forked::ClosedInChildren;
 use hawser_base::liveness::process::{Found, find};
 use hawser_base::liveness::{End, Identity, Roster};
@@ -26,6 +26,7 @@ use hawser_oob::stream::Stream;
 use hawser_oob::wait::Bell;
 use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Once, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
@@ -41,6 +42,9 @@ const MOVE: Duration = Duration::from_millis(200);
 
 /// The time that a connection to the next centre may take.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// The pause before the next try where this process has no descriptors left.
+const SHORTAGE: Duration = Duration::from_millis(500);
 
 /// Bytes that may wait for a rank that takes none.
 const MOST_WAITING: usize = 8 << 20;
@@ -61,6 +65,8 @@ pub(super) struct Watch {
     /// The time for which another host may give no sign of life.
     heartbeat: Option<Duration>,
     dialer: Arc<Dialer>,
+    /// Raised when the service thread shall end.
+    must_end: AbortFlag,
     /// Raised when the service thread ends.
     is_over: AbortFlag,
     /// Questions how ranks are.
@@ -114,6 +120,7 @@ impl Watch {
             hook: OnceLock::new(),
             heartbeat: settings.heartbeat,
             dialer,
+            must_end: AbortFlag::new(),
             is_over: AbortFlag::new(),
             asking: Asking::default(),
         });
@@ -142,11 +149,27 @@ impl Watch {
         self.bell.ring();
     }
 
+    /// Tells the service thread to end.
+    pub fn end(&self) {
+        self.must_end.raise();
+        self.bell.ring();
+    }
+
+    /// Tells whether the service thread shall end. To be asked after [`Watcher::serve`], which hushes the bell.
+    pub fn must_end(&self) -> bool {
+        self.must_end.is_raised()
+    }
+
+    /// Wakes the service thread.
+    pub fn wake(&self) {
+        self.bell.ring();
+    }
+
     /// Connects to the lowest rank that is there.
     fn connect_to_the_next_centre(&self) {
         loop {
             let centre = self.roster.first_present();
-            if centre == self.rank {
+            if centre == self.rank || self.is_over.is_raised() {
                 return;
             }
             let describe =
@@ -157,6 +180,7 @@ impl Watch {
                 Err(error) if error.kind == ErrorKind::Aborted => return,
                 // Its process is stopped or busy.
                 Err(error) if error.kind == ErrorKind::Timeout => {}
+                Err(error) if is_own_shortage(&error) => std::thread::sleep(SHORTAGE),
                 Err(error) => self.is_out_of_reach(centre, &error.text),
             }
         }
@@ -166,7 +190,10 @@ impl Watch {
     pub fn look_for(&self, rank: u32, wait: &Wait) {
         let describe = || format!("rank {} looks for rank {rank}", self.rank);
         match self.dialer.dial(Role::Look, rank, wait, &describe) {
-            Err(error) if !matches!(error.kind, ErrorKind::Timeout | ErrorKind::Aborted) => {
+            Err(error)
+                if !matches!(error.kind, ErrorKind::Timeout | ErrorKind::Aborted)
+                    && !is_own_shortage(&error) =>
+            {
                 self.is_out_of_reach(rank, &error.text);
             }
             _ => {}
@@ -477,6 +504,12 @@ impl Drop for Watcher {
         }
         lock(&self.watch.outs).clear();
     }
+}
+
+/// Returns true if this process has no descriptors or memory left: that tells nothing about another rank.
+pub(super) fn is_own_shortage(error: &Error) -> bool {
+    let Some(SystemCode::Errno(code)) = error.code else { return false };
+    [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].iter().any(|errno| errno.raw_os_error() == code)
 }
 
 fn may_be_consequence(error: &Error) -> bool {

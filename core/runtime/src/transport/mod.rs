@@ -210,6 +210,9 @@ pub(crate) fn exchange(
     let me = peers.rank as usize;
     let elsewhere = |peer: usize| peers.is_near(peer) && peers.processes[peer] != peers.processes[me];
     let others: Vec<u32> = (0..bootstrap.nranks()).filter(|peer| elsewhere(*peer as usize)).collect();
+    if others.is_empty() {
+        bootstrap.take_no_descriptors();
+    }
     let (tokens, received) = pass_handles(device, bootstrap, &others, (heap, peers.kind), wait)?;
     let mut mapped = Vec::with_capacity(tokens.len());
     for (peer, (token, fd)) in tokens.iter().zip(received).enumerate() {

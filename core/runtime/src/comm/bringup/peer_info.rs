@@ -6,6 +6,7 @@ use hawser_base::env::{CheckMode, Settings};
 use hawser_base::error::{Error, Result};
 use hawser_plan::topology::{DeviceKind, Link, RankInfo};
 use hawser_plan::{PlanConfig, Topology};
+use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use hawser_device::{Device, HeapKind};
@@ -142,15 +143,13 @@ pub fn agree(peer_infos: &[PeerInfo], multi_rank_gpu: bool) -> Result<Agreement>
     let (device, link, heap) = links(peer_infos);
     // Without memory that they share, ranks of one host are as far from each other as hosts.
     let together = heap.is_some();
-    let mut hosts: Vec<(&str, usize)> = Vec::new();
+    let mut hosts: FxHashMap<(&str, usize), u32> = FxHashMap::default();
     let mut ranks = Vec::with_capacity(peer_infos.len());
     for (rank, peer_info) in peer_infos.iter().enumerate() {
         let name = (peer_info.host.as_str(), if together { 0 } else { rank });
-        let host = hosts.iter().position(|h| *h == name).unwrap_or_else(|| {
-            hosts.push(name);
-            hosts.len() - 1
-        });
-        ranks.push(RankInfo { host: host as u32, device: peer_info.device.clone() });
+        let next = hosts.len() as u32;
+        let host = *hosts.entry(name).or_insert(next);
+        ranks.push(RankInfo { host, device: peer_info.device.clone() });
     }
     let processes = peer_infos.iter().map(|c| c.process).collect();
     let mut topology = Topology::new(ranks, device, link);
@@ -184,9 +183,12 @@ pub fn most_ctas(peer_infos: &[PeerInfo]) -> u32 {
 }
 
 fn check_duplicates(peer_infos: &[PeerInfo], allowed: bool) -> Result<()> {
+    if allowed {
+        return Ok(());
+    }
+    let mut first: FxHashMap<(&str, &str), usize> = FxHashMap::default();
     for (b, second) in peer_infos.iter().enumerate() {
-        let same = |r: &PeerInfo| r.device == second.device && r.host == second.host;
-        if let (Some(a), false) = (peer_infos[..b].iter().position(same), allowed) {
+        if let Some(a) = first.insert((&second.device, &second.host), b) {
             let text = format!("ranks {a} and {b} both use device {}: duplicate GPU", second.device);
             return Err(Error::invalid_usage(text).remedy(
                 "give every rank a GPU of its own (cudaSetDevice, CUDA_VISIBLE_DEVICES), or set \
@@ -206,12 +208,12 @@ fn links(peer_infos: &[PeerInfo]) -> (DeviceKind, Link, Option<HeapKind>) {
         return (DeviceKind::Host, Link::HostMemory, shm.then_some(HeapKind::Host));
     }
     let device = DeviceKind::Cuda { sm };
-    let near = |a: &PeerInfo, b: &PeerInfo| a.host == b.host && !std::ptr::eq(a, b);
-    let reaches =
-        |a: &PeerInfo, b: &PeerInfo| !near(a, b) || a.device == b.device || a.peers.contains(&b.device);
-    let all_reach = peer_infos.iter().all(|a| peer_infos.iter().all(|b| reaches(a, b)));
+    let mut hosts: FxHashMap<&str, Vec<&PeerInfo>> = FxHashMap::default();
+    peer_infos.iter().for_each(|peer_info| hosts.entry(&peer_info.host).or_default().push(peer_info));
+    let reaches = |a: &PeerInfo, b: &PeerInfo| a.device == b.device || a.peers.contains(&b.device);
+    let all_reach = hosts.values().all(|near| near.iter().all(|a| near.iter().all(|b| reaches(a, b))));
     if all_reach && peer_infos.iter().all(|c| c.p2p) {
-        let alone = !peer_infos.iter().any(|a| peer_infos.iter().any(|b| near(a, b)));
+        let alone = hosts.values().all(|near| near.len() == 1);
         let nvlink = alone || peer_infos.iter().all(|c| c.nvlink);
         return (device, if nvlink { Link::NvLink } else { Link::Pcie }, Some(HeapKind::Device));
     }
