@@ -11,7 +11,8 @@ use hawser_plugin::profiler::{
 };
 use hawser_plugin::tuner::{self, Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
 use hawser_plugin::{BuiltIn, Component, Error, Result, inventory};
-use hawser_runtime::Config;
+use hawser_runtime::{Comm, Config};
+use hawser_tests::puts::{FIRST, Windows, signal, wait};
 use hawser_tests::world::{call, on_host, on_hosts, plain, run};
 
 inventory::submit! {
@@ -152,6 +153,7 @@ fn advice_is_followed_and_everything_is_seen() {
         for collective in [Collective::AllReduce, Collective::Broadcast, Collective::AllGather] {
             run(comm, plain(collective, 4, 100_000), false, 0).unwrap();
         }
+        put_in_a_circle(comm);
     });
     let seen = std::mem::take(&mut *EVENTS.lock().unwrap());
     check(&seen);
@@ -160,6 +162,19 @@ fn advice_is_followed_and_everything_is_seen() {
         run(comm, plain(Collective::AllReduce, 4, 1000), false, 0).unwrap()
     });
     assert!(EVENTS.lock().unwrap().is_empty(), "events that nobody asked for");
+}
+
+/// Every rank puts bytes to the next one, raises a signal there without any, and waits for both of the one
+/// before.
+fn put_in_a_circle(comm: &Comm) {
+    let (rank, ranks) = (comm.rank(), comm.ranks());
+    let mut windows = Windows::new(comm, 1000, 0).unwrap();
+    let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    windows.put(next, 1000, 0, FIRST).unwrap();
+    signal(comm, next, FIRST).unwrap();
+    wait(comm, [before].into_iter(), 2, FIRST).unwrap();
+    windows.check(before, 1000, 0).unwrap();
+    run(comm, plain(Collective::AllReduce, ranks, 10), false, 0).unwrap(); // windows end after all puts
 }
 
 fn check(seen: &[Seen]) {
@@ -172,14 +187,23 @@ fn check(seen: &[Seen]) {
             EventMask::PROXY_STEP => Some(EventMask::PROXY_OP),
             EventMask::PROXY_OP | EventMask::KERNEL_CH => Some(EventMask::COLL),
             EventMask::COLL => Some(EventMask::COLL_API),
-            EventMask::COLL_API | EventMask::KERNEL_LAUNCH => Some(EventMask::GROUP_API),
+            EventMask::P2P => Some(EventMask::P2P_API),
+            EventMask::COLL_API | EventMask::P2P_API | EventMask::KERNEL_LAUNCH => Some(EventMask::GROUP_API),
             _ => None,
         };
         assert_eq!(above(event), expected, "parent of {:?}", event.kind);
         assert!(event.rank < 4);
     }
-    for func in ["AllReduce", "Broadcast", "AllGather"] {
-        assert_eq!(seen.iter().filter(|e| e.func == func).count(), 4, "{func}");
+    let calls = [
+        ("AllReduce", 2),
+        ("Broadcast", 1),
+        ("AllGather", 1),
+        ("PutSignal", 1),
+        ("Signal", 1),
+        ("WaitSignal", 1),
+    ];
+    for (func, calls) in calls {
+        assert_eq!(seen.iter().filter(|e| e.func == func).count(), 4 * calls, "{func}");
     }
     let steps: Vec<&Seen> = seen.iter().filter(|e| e.kind == EventMask::PROXY_STEP).collect();
     assert!(steps.len() > 10 && steps.iter().all(|e| e.bytes > 0), "{} steps", steps.len());

@@ -15,6 +15,7 @@ use hawser_plan::{Call, Route, Topology};
 use hawser_plugin::profiler::{
     Event, EventHandle, EventMask, EventState, ProfilerConfig, ProfilerContext, StateArgs, What,
 };
+use smallvec::SmallVec;
 
 use crate::plugins;
 
@@ -218,10 +219,46 @@ impl GroupSpans {
         api.child_of_group(self.group.as_ref(), (&what, 0))
     }
 
+    /// A one-sided operation of the group: one event of its call, and in it one for each rank that it has to
+    /// do with, as a message. NCCL's event model has no kind of their own for them, but their names.
+    pub fn one_sided(&self, call: &OneSidedCall, stream: Stream) -> Vec<Arc<Span>> {
+        let OneSidedCall { func, datatype, transfers } = call;
+        let count = transfers.iter().map(|transfer| transfer.count).sum();
+        let captured = self.is_captured;
+        let api = What::P2pApi { func, count, datatype, stream: stream.0, captured };
+        let Some(api) = self.api.as_ref().and_then(|group| group.child(&api)) else { return Vec::new() };
+        let transfer = |transfer: &Transfer| {
+            let Transfer { peer, buff, count } = *transfer;
+            let what = What::P2p { func, buff, datatype, count, peer, channels: 0, group: None };
+            api.child_of_group(self.group.as_ref(), (&what, 0))
+        };
+        transfers.iter().filter_map(transfer).collect()
+    }
+
     /// A launch of the group is put on a stream; what the returned span lasts.
     pub fn launch(&self, stream: Stream) -> Option<Arc<Span>> {
         self.api.as_ref()?.child(&What::KernelLaunch { stream: stream.0 })
     }
+}
+
+/// A call for a one-sided operation, in the words of NCCL's events.
+pub struct OneSidedCall {
+    /// `PutSignal`, `Signal` or `WaitSignal`.
+    pub func: &'static str,
+    /// The type of the elements that are counted; empty where signals are counted.
+    pub datatype: &'static str,
+    /// The ranks that the call has to do with.
+    pub transfers: SmallVec<[Transfer; 2]>,
+}
+
+/// The part of a one-sided operation that has to do with one rank.
+pub struct Transfer {
+    /// The rank.
+    pub peer: u32,
+    /// The buffer that bytes are put from, or 0.
+    pub buff: u64,
+    /// The elements that are put, or the signals that are waited for.
+    pub count: u64,
 }
 
 /// `all_reduce` is `AllReduce` in NCCL's events.

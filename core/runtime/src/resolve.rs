@@ -24,7 +24,7 @@ use crate::executor::fused::FusedLaunch;
 use crate::executor::{Events, Launch, Launches, Work};
 use crate::op_number::MESSAGES;
 use crate::phases::phases;
-use crate::profiling::{GroupSpans, Span};
+use crate::profiling::{GroupSpans, OneSidedCall, Span, Transfer};
 use crate::rma::RmaOp;
 use crate::tuning::TimedOp;
 
@@ -67,7 +67,7 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
         }
     }
     if has_others {
-        resolve_one_sided(comm, items, stream, launches);
+        resolve_one_sided(comm, items, (stream, spans), launches);
         resolve_records(comm, items, stream, (first_launch, launches));
     }
     if !others.is_empty()
@@ -134,13 +134,46 @@ fn resolve_collectives(
 }
 
 /// Makes the launches of one-sided operations. Puts go before all waits of the group.
-fn resolve_one_sided(comm: &Arc<CommState>, items: &[Item], stream: Stream, launches: &mut Launches) {
+fn resolve_one_sided(
+    comm: &Arc<CommState>,
+    items: &[Item],
+    (stream, spans): (Stream, Option<&Arc<GroupSpans>>),
+    launches: &mut Launches,
+) {
     for is_wait in [false, true] {
         let ops: Vec<RmaOp> = one_sided(items).filter(|op| op.is_wait() == is_wait).cloned().collect();
         if !ops.is_empty() {
             let place = note_one_sided(comm, &ops);
-            launches.push(Launch::new(comm, Work::OneSided(ops), place, stream));
+            let events = spans.map(|spans| Events {
+                group: spans.clone(),
+                operations: ops.iter().flat_map(|op| spans.one_sided(&as_event(op), stream)).collect(),
+            });
+            launches.push(Launch { events, ..Launch::new(comm, Work::OneSided(ops), place, stream) });
         }
+    }
+}
+
+/// A one-sided operation as profilers are told of it.
+fn as_event(op: &RmaOp) -> OneSidedCall {
+    match op {
+        RmaOp::Signal { peer, put: Some(put), .. } => OneSidedCall {
+            func: "PutSignal",
+            datatype: "ncclInt8",
+            transfers: smallvec![Transfer { peer: *peer, buff: put.from, count: put.bytes }],
+        },
+        RmaOp::Signal { peer, put: None, .. } => OneSidedCall {
+            func: "Signal",
+            datatype: "",
+            transfers: smallvec![Transfer { peer: *peer, buff: 0, count: 0 }],
+        },
+        RmaOp::Wait(awaited) => OneSidedCall {
+            func: "WaitSignal",
+            datatype: "",
+            transfers: awaited
+                .iter()
+                .map(|of| Transfer { peer: of.peer, buff: 0, count: of.count })
+                .collect(),
+        },
     }
 }
 

@@ -135,7 +135,10 @@ fn submit_one(launch: &mut Launch) -> Result<Option<Box<CopyEngineLaunch<'_>>>> 
         Work::Fused(launch) => fused::submit(comm, launch, number, stream, timed)?,
         Work::FusedBatch(launch) => fused::submit_batch(comm, launch, stream)?,
         Work::Copies(copies) => copies.iter().try_for_each(|copy| comm.copy(copy, stream))?,
-        Work::OneSided(ops) => one_sided::submit(launch_comm, ops, stream)?,
+        Work::OneSided(ops) => {
+            let operations = events.as_mut().map(|events| std::mem::take(&mut events.operations));
+            one_sided::submit(launch_comm, ops, operations.unwrap_or_default(), stream)?;
+        }
     }
     drop(event);
     before.iter().try_for_each(|other| device.order(stream, *other))?;

@@ -28,6 +28,7 @@ impl EventMask {
     pub const CE_COLL: Self = Self(1 << 12);
     pub const CE_SYNC: Self = Self(1 << 13);
     pub const CE_BATCH: Self = Self(1 << 14);
+    pub const KERNEL_PHASE: Self = Self(1 << 15);
 
     /// True if all of `other` is in.
     pub fn contains(self, other: Self) -> bool {
@@ -156,6 +157,9 @@ pub enum What<'a> {
     CeSync { complete: bool, ranks: u32 },
     /// A batch of copies of a copy-engine collective.
     CeBatch { ops: u32, bytes: u64, intra_sync: bool },
+    /// A part of a `KernelCh`: its barrier at the beginning (0), its work (1), its barrier at the end (2), with
+    /// NCCL's name of it. `timer` is the GPU's clock in nanoseconds.
+    KernelPhase { channel: u8, phase: u8, name: &'a str, timer: u64 },
 }
 
 impl What<'_> {
@@ -177,6 +181,7 @@ impl What<'_> {
             Self::CeColl { .. } => EventMask::CE_COLL,
             Self::CeSync { .. } => EventMask::CE_SYNC,
             Self::CeBatch { .. } => EventMask::CE_BATCH,
+            Self::KernelPhase { .. } => EventMask::KERNEL_PHASE,
         }
     }
 }
@@ -204,6 +209,7 @@ impl EventState {
     pub const KERNEL_CH_STOP: Self = Self(22);
     pub const GROUP_START_API_STOP: Self = Self(23);
     pub const GROUP_END_API_START: Self = Self(24);
+    pub const KERNEL_PHASE_STOP: Self = Self(31);
 }
 
 /// The data that come with a new state.
@@ -218,7 +224,7 @@ pub enum StateArgs {
     Appended(u32),
     /// Payload of a net plugin's event.
     Data(u64),
-    /// GPU clock at the end of a kernel channel.
+    /// GPU clock at the end of a kernel channel or of a part of it.
     Timer(u64),
 }
 

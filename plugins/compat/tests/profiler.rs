@@ -20,7 +20,7 @@ const STOP_FAILS: i32 = 5;
 const MASK_ONCE: i32 = 6;
 
 /// The kinds of events that a version has.
-const KINDS: [u64; 6] = [0x3f, 0x3f, 0xff, 0xff, 0xfff, 0x7fff];
+const KINDS: [u64; 7] = [0x3f, 0x3f, 0xff, 0xff, 0xfff, 0x7fff, 0xffff];
 
 /// What plugins say goes to the log that any test set last, so every log keeps its own lines and those of
 /// all.
@@ -53,7 +53,7 @@ fn open(plugin: &CPlugin) -> Box<dyn ProfilerContext> {
 }
 
 fn event(parent: u64, what: What<'_>) -> Event<'_> {
-    Event { parent: Some(EventHandle(parent)).filter(|parent| parent.0 != 0), rank: 5, what, tag: 0 }
+    Event { parent: Some(EventHandle(parent)).filter(|parent| parent.0 != 0), rank: 5, what, tag: 0x7a6 }
 }
 
 /// One event of every kind, in the order of their bits. Group 0xa0, calls 0xb0, tasks 0xc0 are their parents.
@@ -87,6 +87,7 @@ fn events() -> Vec<Event<'static>> {
         event(0xb0, What::CeColl { seq, func, send, recv, count, root, datatype, stream }),
         event(0xf0, What::CeSync { complete: true, ranks: 16 }),
         event(0xf0, What::CeBatch { ops: 3, bytes: 6_000_000_000, intra_sync: true }),
+        event(0xf1, What::KernelPhase { channel: 31, phase: 2, name: "final_sync", timer: 1 << 60 }),
     ]
 }
 
@@ -124,6 +125,9 @@ fn expected_events(version: usize) -> Vec<String> {
             )
         }
     };
+    let tag = if version >= 7 { " tag=1958" } else { "" };
+    let coll = coll + if version >= 7 { " variant='' symmetric=0" } else { "" } + tag;
+    let p2p = p2p + tag;
     let timer = if version >= 4 { " timer=1152921504606846976" } else { "" };
     let call = "count=5000000000 datatype=ncclFloat8e4m3";
     let all = [
@@ -136,16 +140,19 @@ fn expected_events(version: usize) -> Vec<String> {
         format!("type=64 parent=0xc0 rank=5 kernel channel=31{timer}"),
         "type=128 parent=0xe0 rank=5 net id=131073 data=0x4000".into(),
         "type=256 parent=(nil) rank=5 group api captured=1 depth=2".into(),
-        format!("type=512 parent=0xa1 rank=5 coll api func=AllReduce {call} root=3 stream=0x57 captured=1"),
-        format!("type=1024 parent=0xa1 rank=5 p2p api func=Send {call} stream=0x57 captured=0"),
+        format!(
+            "type=512 parent=0xa1 rank=5 coll api func=AllReduce {call} root=3 stream=0x57 captured=1{tag}"
+        ),
+        format!("type=1024 parent=0xa1 rank=5 p2p api func=Send {call} stream=0x57 captured=0{tag}"),
         "type=2048 parent=0xa1 rank=5 launch stream=0x57".into(),
         format!(
             "type=4096 parent=0xb0 rank=5 ce coll seq=41 func=AllReduce {sizes}ncclFloat8e4m3 \
              stream=0x57 strategy='' \
-             intra=0 batch=0,0,0"
+             intra=0 batch=0,0,0{tag}"
         ),
         "type=8192 parent=0xf0 rank=5 ce sync complete=1 ranks=16".into(),
         "type=16384 parent=0xf0 rank=5 ce batch ops=3 bytes=6000000000 intra=1".into(),
+        format!("type=32768 parent=0xf1 rank=5 phase channel=31 2 final_sync{timer}"),
     ];
     let known = all.into_iter().enumerate().filter(|(bit, _)| KINDS[version - 1] & (1 << bit) != 0);
     known.enumerate().map(|(n, (_, line))| format!("start 0x101 {line} -> {:#x}", 0x12 + n)).collect()
@@ -153,7 +160,7 @@ fn expected_events(version: usize) -> Vec<String> {
 
 #[test]
 fn every_version_sees_every_field_of_the_events_it_knows() {
-    for version in 1..=6 {
+    for version in 1..=7 {
         let plugin = CPlugin::build("profiler", version, &[]);
         let found = from_library(&plugin.library).unwrap().unwrap();
         assert_eq!(found.symbol, format!("ncclProfiler_v{version}"));
@@ -182,15 +189,15 @@ fn every_version_sees_every_field_of_the_events_it_knows() {
 
 #[test]
 fn every_version_is_told_the_states_it_knows() {
-    let known = [0..=18, 0..=18, 0..=18, 8..=22, 8..=24, 8..=30];
-    for version in 1..=6 {
+    let known = [0..=18, 0..=18, 0..=18, 8..=22, 8..=24, 8..=30, 8..=31];
+    for version in 1..=7 {
         let plugin = CPlugin::build("profiler", version, &[]);
         let context = open(&plugin);
         plugin.recorded();
         let args = |state| match state {
             13..=18 => StateArgs::Appended(state + 100),
             21 => StateArgs::Data(0x2100),
-            22 => StateArgs::Timer(1 << 61),
+            22 | 31 => StateArgs::Timer(1 << 61),
             19 | 23.. => StateArgs::None,
             _ => StateArgs::Bytes(u64::from(state) + (1 << 40)),
         };
@@ -241,7 +248,7 @@ fn strings_outlive_the_call_and_numbers_stay_in_range() {
 
 #[test]
 fn the_mask_is_read_whenever_it_is_asked_for() {
-    for version in 1..=6 {
+    for version in 1..=7 {
         let plugin = CPlugin::build("profiler", version, &[]);
         plugin.set("wanted", 0);
         let context = open(&plugin);
@@ -296,7 +303,7 @@ fn a_failing_call_is_said_once_and_hurts_nobody() {
 
 #[test]
 fn a_failing_init_is_an_error_with_its_number() {
-    for version in 1..=6 {
+    for version in 1..=7 {
         let plugin = CPlugin::build("profiler", version, &[]);
         plugin.set("fault", INIT_FAILS);
         let error = load(&plugin).open(&config()).err().unwrap();
@@ -327,7 +334,7 @@ fn an_incomplete_table_is_refused_by_the_missing_name() {
         ("NO_RECORD", "recordEventState"),
         ("NO_FINALIZE", "finalize"),
     ];
-    for version in [1, 6] {
+    for version in [1, 6, 7] {
         for (hole, name) in holes {
             let plugin = CPlugin::build("profiler", version, &[hole]);
             let error = from_library(&plugin.library).unwrap().err().unwrap();
@@ -343,7 +350,7 @@ fn an_incomplete_table_is_refused_by_the_missing_name() {
 
 #[test]
 fn plugins_of_one_version_do_not_mix() {
-    for version in 1..=6 {
+    for version in 1..=7 {
         let plugins = [(); 2].map(|()| CPlugin::build("profiler", version, &[]));
         plugins[0].set("wanted", 1);
         plugins[1].set("wanted", 2);

@@ -1,5 +1,5 @@
 //! The round trip: a Rust profiler through the exported tables and back through the adapters, versions 4 to
-//! 6.
+//! 7.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
@@ -115,6 +115,7 @@ unsafe extern "C" {
     static ncclProfiler_v4: c_void;
     static ncclProfiler_v5: c_void;
     static ncclProfiler_v6: c_void;
+    static ncclProfiler_v7: c_void;
 }
 
 fn table() -> &'static Table {
@@ -135,7 +136,7 @@ fn alone() -> MutexGuard<'static, ()> {
     let guard = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     seen();
     STARTED.store(0, Ordering::SeqCst);
-    MASK.store(0x7fff, Ordering::SeqCst);
+    MASK.store(0xffff, Ordering::SeqCst);
     guard
 }
 
@@ -146,8 +147,13 @@ fn config(ranks: u32, rank: u32, log: Log) -> ProfilerConfig {
 }
 
 /// The exported tables behind our trait again, with their versions.
-fn imported() -> [(u32, Arc<dyn Profiler>); 3] {
-    let tables = [&raw const ncclProfiler_v4, &raw const ncclProfiler_v5, &raw const ncclProfiler_v6];
+fn imported() -> [(u32, Arc<dyn Profiler>); 4] {
+    let tables = [
+        &raw const ncclProfiler_v4,
+        &raw const ncclProfiler_v5,
+        &raw const ncclProfiler_v6,
+        &raw const ncclProfiler_v7,
+    ];
     let mut version = 3;
     tables.map(|table| {
         version += 1;
@@ -183,6 +189,7 @@ fn events(parent: Option<EventHandle>, group: Option<EventHandle>) -> Vec<Event<
         What::CeColl { seq, func, send, recv, count, root, datatype, stream },
         What::CeSync { complete: true, ranks: 16 },
         What::CeBatch { ops: 3, bytes: 6_000_000_000, intra_sync: true },
+        What::KernelPhase { channel: 31, phase: 2, name: "final_sync", timer: 1 << 60 },
     ];
     all.map(|what| event(parent, what)).into()
 }
@@ -193,7 +200,7 @@ fn every_event_survives_the_trip_through_c() {
         let _alone = alone();
         assert_eq!(profiler.name(), "hawser-compat");
         let context = profiler.open(&config(16, 5, Log::silent())).unwrap();
-        let kinds = [0xff, 0xfff, 0x7fff][version as usize - 4];
+        let kinds = [0xff, 0xfff, 0x7fff, 0xffff][version as usize - 4];
         assert_eq!(context.mask(), EventMask(kinds), "v{version}");
         assert_eq!(seen(), ["open 9223372036854775808 Some(\"world\") 2 16 5"]);
 
@@ -234,14 +241,40 @@ fn states_survive_the_trip_through_c() {
             (EventState::KERNEL_CH_STOP, StateArgs::Timer(1 << 62)),
             (EventState::GROUP_START_API_STOP, StateArgs::None),
             (EventState(27), StateArgs::None),
-            (EventState(31), StateArgs::None),
+            (EventState::KERNEL_PHASE_STOP, StateArgs::Timer(1 << 62)),
+            (EventState(32), StateArgs::None),
         ];
         states.iter().for_each(|(state, args)| context.record(handle, *state, *args));
-        let last = [22, 24, 30][version as usize - 4];
+        let last = [22, 24, 30, 31][version as usize - 4];
         let known = states.iter().filter(|(state, _)| state.0 <= last);
         let expected: Vec<String> =
             known.map(|(state, args)| format!("record 0 {} {args:?}", state.0)).collect();
         assert_eq!(seen(), expected, "v{version}");
+    }
+}
+
+#[test]
+fn tags_of_calls_survive_from_version_7_on() {
+    for (version, profiler) in imported() {
+        let _alone = alone();
+        let context = profiler.open(&config(16, 5, Log::silent())).unwrap();
+        for mut event in events(None, None) {
+            event.tag = 0x7a6;
+            seen();
+            if context.start(&event).is_none() {
+                continue;
+            }
+            let tagged = matches!(
+                event.what,
+                What::Coll { .. }
+                    | What::P2p { .. }
+                    | What::CollApi { .. }
+                    | What::P2pApi { .. }
+                    | What::CeColl { .. }
+            );
+            let tag = if version >= 7 && tagged { 0x7a6 } else { 0 };
+            assert!(seen()[0].ends_with(&format!("tag: {tag} }}")), "v{version} {event:?}");
+        }
     }
 }
 
@@ -348,7 +381,7 @@ fn what_nccl_leaves_out_is_added_and_the_unknown_ignored() {
         assert_eq!(CStr::from_ptr(table.name), c"hawser-compat");
         let (mut context, mut mask) = (ptr::null_mut(), 0);
         assert_eq!((table.init)(&mut context, 1, &mut mask, ptr::null(), 1, 8, 7, ptr::null()), 0);
-        assert_eq!((seen(), mask), (vec!["open 1 None 1 8 7".into()], 0x7fff));
+        assert_eq!((seen(), mask), (vec!["open 1 None 1 8 7".into()], 0xffff));
 
         let mut handle = ptr::without_provenance_mut(1);
         for kind in [1, 32, 64, 8192] {

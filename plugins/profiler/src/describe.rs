@@ -16,7 +16,7 @@ pub enum Value {
 pub type Particulars = Vec<(&'static str, Value)>;
 
 /// Kinds by bit: their names, and whether their events follow each other in one thread and nest there.
-pub const KINDS: [(&str, bool); 15] = [
+pub const KINDS: [(&str, bool); 16] = [
     ("group", false),
     ("coll", false),
     ("p2p", false),
@@ -32,6 +32,7 @@ pub const KINDS: [(&str, bool); 15] = [
     ("ce_coll", false),
     ("ce_sync", false),
     ("ce_batch", false),
+    ("kernel_phase", false),
 ];
 
 /// Number of the bit of a kind, for [`KINDS`].
@@ -55,6 +56,7 @@ pub fn name(what: &What<'_>) -> String {
         What::NetPlugin { .. } => "network".to_owned(),
         What::CeSync { .. } => "copy engine sync".to_owned(),
         What::CeBatch { .. } => "copy engine batch".to_owned(),
+        What::KernelPhase { name, .. } => (*name).to_owned(),
         _ => "event".to_owned(),
     }
 }
@@ -104,6 +106,11 @@ fn of_kind(what: &What<'_>) -> Particulars {
         What::KernelCh { channel, timer } => {
             vec![("channel", small(channel.into())), ("gpu_start_ns", Value::Number(timer))]
         }
+        What::KernelPhase { channel, phase, timer, .. } => vec![
+            ("channel", small(channel.into())),
+            ("phase", small(phase.into())),
+            ("gpu_start_ns", Value::Number(timer)),
+        ],
         What::NetPlugin { id, data } => vec![("plugin", Value::Hex(id as u64)), ("data", Value::Hex(data))],
         _ => call_particulars(what),
     }
@@ -178,6 +185,7 @@ pub fn state(state: EventState) -> &'static str {
         EventState::PROXY_OP_IN_PROGRESS => "in_progress",
         EventState::NET_PLUGIN_UPDATE => "update",
         EventState::KERNEL_CH_STOP => "kernel_stop",
+        EventState::KERNEL_PHASE_STOP => "phase_stop",
         EventState::GROUP_START_API_STOP => "group_start_over",
         EventState::GROUP_END_API_START => "group_end_begins",
         _ => "other",

@@ -37,7 +37,7 @@ const DEFAULT_MASK: u64 = EventMask::GROUP.0
     | EventMask::COLL_API.0
     | EventMask::P2P_API.0
     | EventMask::KERNEL_LAUNCH.0;
-const ALL: u64 = (EventMask::CE_BATCH.0 << 1) - 1;
+const ALL: u64 = (EventMask::KERNEL_PHASE.0 << 1) - 1;
 
 /// The settings: what is traced, and into which file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -299,7 +299,7 @@ mod tests {
         assert_eq!(parse(None, None), Settings::default());
         assert_eq!(parse(some("none"), some(" 74 ")), with(74, None));
         assert_eq!(parse(some("x%r"), some("0x4F")), with(0x4f, some("x%r")));
-        assert_eq!(parse(None, some("0xffffffffffff")).mask.0, 0x7fff);
+        assert_eq!(parse(None, some("0xffffffffffff")).mask.0, 0xffff);
         assert_eq!(Settings::default().mask.0, 3919);
         for bad in ["coll", "-1", "0x", "1.5", "0xg", "99999999999999999999"] {
             let error = parsed([(MASK, some(bad))]).unwrap_err();

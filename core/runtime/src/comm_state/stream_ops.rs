@@ -19,6 +19,7 @@ use hawser_base::log;
 use hawser_device::{Device, HostWords, MemoryOp};
 
 use super::CommState;
+use crate::profiling::Span;
 use crate::rma::RmaOp;
 
 /// Bytes of memory that words are taken from, and from word to word.
@@ -46,6 +47,8 @@ type Call = Box<dyn Fn() + Send + Sync>;
 /// Operations that a stream has come to.
 struct Job {
     ops: Arc<[RmaOp]>,
+    /// Their events, which stop when they have been carried out.
+    _events: Vec<Arc<Span>>,
     word: Word,
     is_captured: bool,
 }
@@ -92,16 +95,19 @@ impl StreamOps {
     pub fn prepare(
         self: &Arc<Self>,
         device: &dyn Device,
-        ops: &[RmaOp],
+        (ops, events): (&[RmaOp], Vec<Arc<Span>>),
         is_captured: bool,
     ) -> Result<(Call, [MemoryOp; 2])> {
         let (word, ops): (_, Arc<[RmaOp]>) = (self.word(device)?, ops.into());
         let addr = word.addr;
         // A call that comes once keeps the words; those of graphs are never freed.
         let (weak, held) = (Arc::downgrade(self), (!is_captured).then(|| self.clone()));
+        // Nobody knows when the last replay of a captured call has been.
+        let events = Mutex::new(if is_captured { Vec::new() } else { events });
         let call = move || {
             if let Some(own) = held.clone().or_else(|| weak.upgrade()) {
-                own.ring(Job { ops: ops.clone(), word, is_captured });
+                let events = events.lock().map(|mut events| std::mem::take(&mut *events)).unwrap_or_default();
+                own.ring(Job { ops: ops.clone(), _events: events, word, is_captured });
             }
         };
         Ok((Box::new(call), [MemoryOp::Wait { addr }, MemoryOp::Write { addr, value: 0 }]))
@@ -230,8 +236,8 @@ mod tests {
     fn a_word_serves_the_next_once_the_stream_has_cleared_it() {
         let device = HostDevice::beside().unwrap();
         let ops = Arc::new(StreamOps { state: Mutex::default(), rung: Condvar::new() });
-        let [first, captured, second] =
-            [false, true, false].map(|is_captured| ops.prepare(&device, &[], is_captured).unwrap());
+        let [first, captured, second] = [false, true, false]
+            .map(|is_captured| ops.prepare(&device, (&[], Vec::new()), is_captured).unwrap());
         let addresses = [&first, &captured, &second].map(|(_, [wait, _])| value(wait).as_ptr());
         assert!(addresses[0] != addresses[1] && addresses[0] != addresses[2] && addresses[1] != addresses[2]);
         let carry_out = |call: &dyn Fn()| {
@@ -247,7 +253,7 @@ mod tests {
         // Nobody gets a word that a stream may still look at, nor one of a graph.
         let most = (SLAB_BYTES / WORD_BYTES) as usize;
         let taken = |count: usize| -> Vec<_> {
-            let prepared = (0..count).map(|_| ops.prepare(&device, &[], false).unwrap());
+            let prepared = (0..count).map(|_| ops.prepare(&device, (&[], Vec::new()), false).unwrap());
             prepared.map(|(_, [wait, _])| value(&wait).as_ptr()).collect()
         };
         let others = taken(most);

@@ -7,15 +7,17 @@ use hawser_base::error::Result;
 use hawser_device::{MemoryOp, Stream};
 
 use crate::comm_state::CommState;
+use crate::profiling::Span;
 use crate::rma::RmaOp;
 
-/// Puts operations on a stream.
-pub fn submit(comm: &Arc<CommState>, ops: &[RmaOp], stream: Stream) -> Result<()> {
+/// Puts operations on a stream. Their events last until they have been carried out, in a capture until they
+/// are on the stream.
+pub fn submit(comm: &Arc<CommState>, ops: &[RmaOp], events: Vec<Arc<Span>>, stream: Stream) -> Result<()> {
     let device = &*comm.device;
     let words = device.needs_stream_words()?;
     let stream_ops = comm.stream_ops()?;
     let turn = comm.order.begin(device, stream)?;
-    let (call, on_word) = stream_ops.prepare(device, ops, turn.capture.is_some())?;
+    let (call, on_word) = stream_ops.prepare(device, (ops, events), turn.capture.is_some())?;
     words.call(stream, call)?;
     words.memory_ops(stream, &on_word)?;
     // What is captured is not counted: `stream_order.rs`.

@@ -19,10 +19,11 @@ use super::kinds::with_ancestors;
 use super::v4::{self, V4, text_of};
 use super::v5::{self, V5};
 use super::v6::{self, V6};
+use super::v7::{self, V7};
 use crate::common::guard;
 use crate::logger::{self, Logger};
 
-/// Exports a profiler for NCCL as `ncclProfiler_v4`, `_v5` and `_v6`.
+/// Exports a profiler for NCCL as `ncclProfiler_v4`, `_v5`, `_v6` and `_v7`.
 ///
 /// The expression gives an `Arc<dyn Profiler>`; it is evaluated once, when NCCL makes the first communicator
 /// ready. The second argument, a `&'static CStr`, is the name that NCCL logs; without it that is the
@@ -98,6 +99,10 @@ macro_rules! export_nccl_profiler {
             #[allow(non_upper_case_globals)]
             pub static ncclProfiler_v6: $crate::profiler::export::TableV6 =
                 $crate::profiler::export::table_v6::<Here>($name);
+            #[unsafe(no_mangle)]
+            #[allow(non_upper_case_globals)]
+            pub static ncclProfiler_v7: $crate::profiler::export::TableV7 =
+                $crate::profiler::export::table_v7::<Here>($name);
         };
     };
 }
@@ -108,6 +113,8 @@ pub type TableV4 = Table<v4::Init, v4::Descr>;
 pub type TableV5 = Table<v5::Init, v5::Descr>;
 /// The table of version 6.
 pub type TableV6 = Table<v5::Init, v6::Descr>;
+/// The table of version 7.
+pub type TableV7 = Table<v5::Init, v7::Descr>;
 
 /// An exported profiler: how to make it, it once it is made, and its communicators.
 pub struct Exported {
@@ -147,6 +154,11 @@ pub const fn table_v5<E: Export>(name: &'static CStr) -> TableV5 {
 /// The table for version 6.
 pub const fn table_v6<E: Export>(name: &'static CStr) -> TableV6 {
     table::<V6, E>(name, init::<E>)
+}
+
+/// The table for version 7.
+pub const fn table_v7<E: Export>(name: &'static CStr) -> TableV7 {
+    table::<V7, E>(name, init::<E>)
 }
 
 const fn table<V: Reads, E: Export>(name: &'static CStr, init: V::Init) -> Table<V::Init, V::Descr> {

@@ -6,12 +6,13 @@ const TASKS: u64 = EventMask::COLL.0 | EventMask::P2P.0;
 const API: u64 = EventMask::GROUP_API.0;
 
 /// Every kind with the kinds that its events may have above them.
-const ABOVE: [(EventMask, u64); 13] = [
+const ABOVE: [(EventMask, u64); 14] = [
     (EventMask::COLL, EventMask::GROUP.0 | EventMask::COLL_API.0 | API),
     (EventMask::P2P, EventMask::GROUP.0 | EventMask::P2P_API.0 | API),
     (EventMask::PROXY_OP, TASKS),
     (EventMask::PROXY_STEP, EventMask::PROXY_OP.0),
     (EventMask::KERNEL_CH, TASKS),
+    (EventMask::KERNEL_PHASE, EventMask::KERNEL_CH.0),
     (EventMask::NET_PLUGIN, EventMask::PROXY_STEP.0),
     (EventMask::COLL_API, API),
     (EventMask::P2P_API, API),
@@ -55,6 +56,7 @@ mod tests {
                 of(&[EventMask::COLL, EventMask::GROUP, EventMask::COLL_API, EventMask::GROUP_API]),
             ),
             (EventMask::KERNEL_CH, common | of(&[EventMask::KERNEL_CH])),
+            (EventMask::KERNEL_PHASE, common | of(&[EventMask::KERNEL_PHASE, EventMask::KERNEL_CH])),
             (
                 EventMask::NET_PLUGIN,
                 common | of(&[EventMask::NET_PLUGIN, EventMask::PROXY_STEP, EventMask::PROXY_OP]),

@@ -1,9 +1,9 @@
-//! Profilers: `ncclProfiler_v1` to `_v6` (there is no "Plugin" in the name) onto our trait, and our trait as
-//! `_v4`, `_v5` and `_v6`.
+//! Profilers: `ncclProfiler_v1` to `_v7` (there is no "Plugin" in the name) onto our trait, and our trait as
+//! `_v4` to `_v7`.
 //!
 //! | file | holds |
 //! |---|---|
-//! | `v1` .. `v6` | one ABI version each: layouts, and what becomes of our events and states, from v4 on both
+//! | `v1` .. `v7` | one ABI version each: layouts, and what becomes of our events and states, from v4 on both
 //! ways |
 //! | `abi` | what the versions have in common, as a trait of each |
 //! | `adapter` | our trait over any of them |
@@ -25,6 +25,7 @@ mod v3;
 mod v4;
 mod v5;
 mod v6;
+mod v7;
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -38,8 +39,15 @@ use adapter::Adapter;
 pub use kinds::with_ancestors;
 
 /// Newest first: the first one that a library has is taken.
-const VERSIONS: &[Version] =
-    &[v6::V6::VERSION, v5::V5::VERSION, v4::V4::VERSION, v3::V3::VERSION, v2::V2::VERSION, v1::V1::VERSION];
+const VERSIONS: &[Version] = &[
+    v7::V7::VERSION,
+    v6::V6::VERSION,
+    v5::V5::VERSION,
+    v4::V4::VERSION,
+    v3::V3::VERSION,
+    v2::V2::VERSION,
+    v1::V1::VERSION,
+];
 
 /// The profiler of a library, by the newest of its tables. None: it has none.
 ///

@@ -302,7 +302,7 @@ pub(super) unsafe fn state_args(state: c_int, args: *const Args) -> StateArgs {
             8..=12 | 20 => StateArgs::Bytes(args.bytes as u64),
             13..=18 => StateArgs::Appended(natural(args.appended)),
             21 => StateArgs::Data(args.data.addr() as u64),
-            22 => StateArgs::Timer(args.timer),
+            22 | 31 => StateArgs::Timer(args.timer),
             _ => StateArgs::None,
         }
     }

@@ -13,7 +13,7 @@ use crate::logger::Logger;
 /// `ncclProfilerEventDescr_v5_t`.
 pub(super) type Descr = abi::Descr<u64, Body>;
 
-/// The events of version 5; version 6 has them too.
+/// The events of version 5; later versions have them too.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union Body {
@@ -29,14 +29,14 @@ pub union Body {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Coll {
+pub(super) struct Coll {
     v4: v4::Coll,
     group: *mut c_void,
 }
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct P2p {
+pub(super) struct P2p {
     v4: v4::P2p,
     group: *mut c_void,
 }
@@ -51,7 +51,7 @@ struct GroupApi {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct CollApi {
+pub(super) struct CollApi {
     func: *const c_char,
     count: usize,
     datatype: *const c_char,
@@ -62,7 +62,7 @@ struct CollApi {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct P2pApi {
+pub(super) struct P2pApi {
     func: *const c_char,
     count: usize,
     datatype: *const c_char,

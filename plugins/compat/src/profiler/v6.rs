@@ -13,6 +13,7 @@ use super::v5::{self, Init};
 /// `ncclProfilerEventDescr_v6_t`.
 pub(super) type Descr = abi::Descr<u64, Body>;
 
+/// The events of version 6; version 7 has them too.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union Body {
@@ -25,7 +26,7 @@ pub union Body {
 
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct CeColl {
+pub(super) struct CeColl {
     seq: u64,
     func: *const c_char,
     send: *mut c_void,
@@ -86,28 +87,7 @@ unsafe impl Abi for V6 {
 
     fn describe(event: &Event<'_>, comm: &Comm, descr: &mut Descr) -> bool {
         head(event, descr, event.what.kind().0);
-        let body = &mut descr.body;
-        match event.what {
-            What::CeColl { seq, func, send, recv, count, root, datatype, stream } => {
-                // SAFETY: plain numbers and pointers in a zeroed union.
-                let ce = unsafe { &mut body.ce_coll };
-                (ce.seq, ce.func, ce.datatype) = (seq, comm.strings.of(func), comm.strings.of(datatype));
-                (ce.send, ce.recv, ce.stream) = (address(send), address(recv), address(stream));
-                (ce.count, ce.root) = (count as usize, int(root));
-                ce.sync_strategy = c"".as_ptr(); // plugins print it
-            }
-            What::CeSync { complete, ranks } => {
-                (body.ce_sync.complete, body.ce_sync.ranks) = (complete.into(), int(ranks));
-            }
-            What::CeBatch { ops, bytes, intra_sync } => {
-                // SAFETY: as above.
-                let ce = unsafe { &mut body.ce_batch };
-                (ce.ops, ce.bytes, ce.intra_sync) = (int(ops), bytes as usize, intra_sync.into());
-            }
-            // SAFETY: as above; version 5's members lie where they did.
-            _ => return v5::describe(event, comm, unsafe { &mut body.v5 }),
-        }
-        true
+        describe(event, comm, &mut descr.body)
     }
 
     fn args(state: EventState, args: StateArgs) -> Option<Args> {
@@ -121,28 +101,65 @@ unsafe impl Reads for V6 {
         descr: &'a Descr,
         resolve: &dyn Fn(*mut c_void) -> Option<EventHandle>,
     ) -> Option<Event<'a>> {
-        let body = &descr.body;
-        // SAFETY: in each arm the kind says which member is there.
-        let what = unsafe {
-            match EventMask(descr.kind) {
-                EventMask::CE_COLL => ce_coll_of(&body.ce_coll),
-                EventMask::CE_SYNC => {
-                    What::CeSync { complete: body.ce_sync.complete != 0, ranks: natural(body.ce_sync.ranks) }
-                }
-                EventMask::CE_BATCH => What::CeBatch {
-                    ops: natural(body.ce_batch.ops),
-                    bytes: body.ce_batch.bytes as u64,
-                    intra_sync: body.ce_batch.intra_sync != 0,
-                },
-                _ => v5::what(descr.kind, &body.v5, resolve)?,
-            }
-        };
+        // SAFETY: the caller's promise.
+        let what = unsafe { what(descr.kind, &descr.body, resolve) }?;
         Some(Event { parent: resolve(descr.parent), rank: natural(descr.rank), what, tag: 0 })
     }
 
     unsafe fn state(state: c_int, args: *const Args) -> StateArgs {
         // SAFETY: the caller's promise.
         unsafe { v4::state_args(state, args) }
+    }
+}
+
+/// Describes an event of version 6; false if it is of a later one.
+pub(super) fn describe(event: &Event<'_>, comm: &Comm, body: &mut Body) -> bool {
+    match event.what {
+        What::CeColl { seq, func, send, recv, count, root, datatype, stream } => {
+            // SAFETY: plain numbers and pointers in a zeroed union.
+            let ce = unsafe { &mut body.ce_coll };
+            (ce.seq, ce.func, ce.datatype) = (seq, comm.strings.of(func), comm.strings.of(datatype));
+            (ce.send, ce.recv, ce.stream) = (address(send), address(recv), address(stream));
+            (ce.count, ce.root) = (count as usize, int(root));
+            ce.sync_strategy = c"".as_ptr(); // plugins print it
+        }
+        What::CeSync { complete, ranks } => {
+            (body.ce_sync.complete, body.ce_sync.ranks) = (complete.into(), int(ranks));
+        }
+        What::CeBatch { ops, bytes, intra_sync } => {
+            // SAFETY: as above.
+            let ce = unsafe { &mut body.ce_batch };
+            (ce.ops, ce.bytes, ce.intra_sync) = (int(ops), bytes as usize, intra_sync.into());
+        }
+        // SAFETY: as above; version 5's members lie where they did.
+        _ => return v5::describe(event, comm, unsafe { &mut body.v5 }),
+    }
+    true
+}
+
+/// The event in a host's descriptor, for the kinds of version 6.
+///
+/// # Safety
+/// The body has the member of the kind; its strings are NULL or terminated.
+pub(super) unsafe fn what<'a>(
+    kind: u64,
+    body: &'a Body,
+    resolve: &dyn Fn(*mut c_void) -> Option<EventHandle>,
+) -> Option<What<'a>> {
+    // SAFETY: in each arm the kind says which member is there.
+    unsafe {
+        Some(match EventMask(kind) {
+            EventMask::CE_COLL => ce_coll_of(&body.ce_coll),
+            EventMask::CE_SYNC => {
+                What::CeSync { complete: body.ce_sync.complete != 0, ranks: natural(body.ce_sync.ranks) }
+            }
+            EventMask::CE_BATCH => What::CeBatch {
+                ops: natural(body.ce_batch.ops),
+                bytes: body.ce_batch.bytes as u64,
+                intra_sync: body.ce_batch.intra_sync != 0,
+            },
+            _ => v5::what(kind, &body.v5, resolve)?,
+        })
     }
 }
 

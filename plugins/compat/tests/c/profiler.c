@@ -1,4 +1,4 @@
-/* A profiler of ABI version VERSION (1 to 6) that writes down every field of what it gets.
+/* A profiler of ABI version VERSION (1 to 7) that writes down every field of what it gets.
  * Macros: NO_NAME, NO_INIT, NO_START, NO_STOP, NO_RECORD, NO_FINALIZE leave that slot NULL. */
 #include "record.h"
 
@@ -14,7 +14,7 @@ enum {
 };
 
 /* What init writes into the mask, and where that is. */
-int wanted = 0x7fff;
+int wanted = 0xffff;
 static int *mask_place;
 static int contexts, handles;
 
@@ -65,6 +65,11 @@ struct descr {
 #if VERSION >= 5
             void *group;
 #endif
+#if VERSION >= 7
+            const char *variant;
+            bool symmetric;
+            uint64_t tag;
+#endif
         } coll;
         struct {
 #if VERSION <= 3
@@ -81,6 +86,9 @@ struct descr {
 #endif
 #if VERSION >= 5
             void *group;
+#endif
+#if VERSION >= 7
+            uint64_t tag;
 #endif
         } p2p;
         struct {
@@ -115,6 +123,9 @@ struct descr {
             int root;
             void *stream;
             bool captured;
+#if VERSION >= 7
+            uint64_t tag;
+#endif
         } coll_api;
         struct {
             const char *func;
@@ -122,6 +133,9 @@ struct descr {
             const char *datatype;
             void *stream;
             bool captured;
+#if VERSION >= 7
+            uint64_t tag;
+#endif
         } p2p_api;
         struct {
             void *stream;
@@ -139,6 +153,9 @@ struct descr {
             bool intra;
             uint32_t batch_size, batches, ce_seq;
             void *stream;
+#if VERSION >= 7
+            uint64_t tag;
+#endif
         } ce_coll;
         struct {
             bool complete;
@@ -150,10 +167,17 @@ struct descr {
             bool intra;
         } ce_batch;
 #endif
+#if VERSION >= 7
+        struct {
+            uint8_t channel, phase;
+            const char *name;
+            uint64_t timer;
+        } phase;
+#endif
     };
 };
 
-enum { DESCR_BYTES = VERSION == 2 ? 128 : VERSION <= 3 ? 120 : VERSION == 4 ? 104 : 112 };
+enum { DESCR_BYTES = VERSION == 2 ? 128 : VERSION <= 3 ? 120 : VERSION == 4 ? 104 : VERSION <= 6 ? 112 : 136 };
 _Static_assert(sizeof(struct descr) == DESCR_BYTES, "descriptor");
 
 #if VERSION <= 3
@@ -223,6 +247,26 @@ static int init(void **context, uint64_t id, int *mask, const char *name, int no
 #endif
 #endif
 
+#if VERSION >= 7
+static void tag(uint64_t number)
+{
+    record(" tag=%llu", (unsigned long long)number);
+}
+
+static void tag_of_call(const struct descr *d)
+{
+    if (d->type == 1 << 9)
+        tag(d->coll_api.tag);
+    else if (d->type == 1 << 10)
+        tag(d->p2p_api.tag);
+    else if (d->type == 1 << 12)
+        tag(d->ce_coll.tag);
+    else if (d->type == 1 << 15)
+        record(" phase channel=%d %d %s timer=%llu", d->phase.channel, d->phase.phase, text(d->phase.name),
+               (unsigned long long)d->phase.timer);
+}
+#endif
+
 static void coll(const struct descr *d)
 {
     record(" coll");
@@ -242,6 +286,10 @@ static void coll(const struct descr *d)
 #if VERSION >= 5
     record(" group=%p", d->coll.group);
 #endif
+#if VERSION >= 7
+    record(" variant='%s' symmetric=%d", text(d->coll.variant), d->coll.symmetric);
+    tag(d->coll.tag);
+#endif
 }
 
 static void p2p(const struct descr *d)
@@ -257,6 +305,9 @@ static void p2p(const struct descr *d)
 #endif
 #if VERSION >= 5
     record(" group=%p", d->p2p.group);
+#endif
+#if VERSION >= 7
+    tag(d->p2p.tag);
 #endif
 }
 
@@ -333,6 +384,9 @@ static int start(void *context, void **handle, struct descr *d)
 #endif
 #if VERSION >= 6
     copy_engine(d);
+#endif
+#if VERSION >= 7
+    tag_of_call(d);
 #endif
     *handle = fault == NOT_WANTED ? NULL : (void *)(uintptr_t)(0x12 + handles++);
     record(" -> %p\n", *handle);

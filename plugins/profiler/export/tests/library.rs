@@ -23,7 +23,7 @@ fn the_library_writes_a_trace() {
     // SAFETY: as above.
     unsafe { std::env::set_var("NCCL_PROFILE_EVENT_MASK", "0x40") };
     let found = from_library(&Library::open(&built()).unwrap()).unwrap().unwrap();
-    assert_eq!((found.symbol, found.plugin.name()), ("ncclProfiler_v6", "hawser"));
+    assert_eq!((found.symbol, found.plugin.name()), ("ncclProfiler_v7", "hawser"));
     let context = found.plugin.open(&ProfilerConfig::new(1, 8, 3, Log::silent())).unwrap();
     assert_eq!(context.mask(), EventMask::KERNEL_CH);
     let start = |parent, what| context.start(&Event { parent, rank: 3, what, tag: 0 }).unwrap();
@@ -47,5 +47,5 @@ fn the_library_exports_nccls_names_only() {
     let text = String::from_utf8_lossy(&output.stdout);
     let mut names: Vec<&str> = text.lines().filter_map(|line| line.split(' ').next_back()).collect();
     names.sort_unstable();
-    assert_eq!(names, ["ncclProfiler_v4", "ncclProfiler_v5", "ncclProfiler_v6"]);
+    assert_eq!(names, ["ncclProfiler_v4", "ncclProfiler_v5", "ncclProfiler_v6", "ncclProfiler_v7"]);
 }

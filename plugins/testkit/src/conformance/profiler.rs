@@ -174,6 +174,7 @@ fn every_kind<'a>(text: &'a str) -> Vec<What<'a>> {
         What::CeColl { seq, func, send, recv, count, root, datatype, stream },
         What::CeSync { complete: true, ranks: 0 },
         What::CeBatch { ops: 0, bytes: u64::MAX, intra_sync: true },
+        What::KernelPhase { channel, phase: u8::MAX, name: text, timer: u64::MAX },
     ]
 }
 

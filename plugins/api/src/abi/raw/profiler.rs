@@ -122,6 +122,9 @@ fn pack<'a>(what: &What<'a>) -> Packed<'a> {
         What::CeBatch { ops, bytes, intra_sync } => {
             (None, [ops.into(), bytes, intra_sync.into(), 0, 0, 0, 0], none)
         }
+        What::KernelPhase { channel, phase, name, timer } => {
+            (None, [channel.into(), phase.into(), timer, 0, 0, 0, 0], [name, "", "", ""])
+        }
     }
 }
 
@@ -172,7 +175,7 @@ fn unpack<'a>(raw: &RawEvent<'a>) -> Option<What<'a>> {
     })
 }
 
-/// [`unpack`] for calls of the user and copy engines.
+/// [`unpack`] for calls of the user, copy engines and parts of kernels.
 fn unpack_api<'a>(raw: &RawEvent<'a>) -> Option<What<'a>> {
     let w = &raw.words;
     let (func, datatype) = (raw.texts[0].as_str(), raw.texts[1].as_str());
@@ -196,6 +199,9 @@ fn unpack_api<'a>(raw: &RawEvent<'a>) -> Option<What<'a>> {
         },
         EventMask::CE_SYNC => What::CeSync { complete: flag(0), ranks: w[1] as u32 },
         EventMask::CE_BATCH => What::CeBatch { ops: w[0] as u32, bytes: w[1], intra_sync: flag(2) },
+        EventMask::KERNEL_PHASE => {
+            What::KernelPhase { channel: w[0] as u8, phase: w[1] as u8, name: func, timer: w[2] }
+        }
         _ => return None,
     })
 }
@@ -271,13 +277,14 @@ mod tests {
             What::CeColl { seq: 1, func, send: 2, recv: 3, count: 4, root: 5, datatype, stream: 6 },
             What::CeSync { complete: true, ranks: 8 },
             What::CeBatch { ops: 1, bytes: 2, intra_sync: true },
+            What::KernelPhase { channel: 1, phase: 2, name: "final_sync", timer: u64::MAX },
         ]
     }
 
     #[test]
     fn every_event_comes_out_as_it_went_in() {
         let kinds: Vec<u64> = all().iter().map(|what| what.kind().0).collect();
-        assert_eq!(kinds, (0..15).map(|bit| 1 << bit).collect::<Vec<u64>>(), "the list below is complete");
+        assert_eq!(kinds, (0..16).map(|bit| 1 << bit).collect::<Vec<u64>>(), "the list below is complete");
         for parent in [None, Some(EventHandle(0)), Some(EventHandle(17))] {
             for what in all() {
                 let event = Event { parent, rank: 11, what, tag: u64::MAX };
