@@ -63,8 +63,8 @@ impl Bootstrap {
         }
     }
 
-    /// Closes the listener for descriptors: no other rank sends any to this one from now on. With many ranks in
-    /// one process there are that many fewer open files.
+    /// Closes the listener for descriptors: no other rank sends any to this one from now on. With many ranks
+    /// in one process there are that many fewer open files.
     pub fn take_no_descriptors(&self) {
         self.shared.take_no_descriptors();
         self.watch.wake();

@@ -155,7 +155,8 @@ impl Watch {
         self.bell.ring();
     }
 
-    /// Tells whether the service thread shall end. To be asked after [`Watcher::serve`], which hushes the bell.
+    /// Tells whether the service thread shall end. To be asked after [`Watcher::serve`] too, which hushes the
+    /// bell.
     pub fn must_end(&self) -> bool {
         self.must_end.is_raised()
     }
