@@ -108,7 +108,7 @@ fn programs_run_between_hosts() {
             let output = hosts(
                 of,
                 &["all_reduce", "small", "destroy"],
-                &[("MSCCL_XML_FILES", path.to_str().unwrap())],
+                &[("MSCCL_XML_FILES", path.to_str().unwrap()), ("NCCL_ALGO", "MSCCL")],
             );
             assert!(output.contains(&name), "{of}: {output}");
         }
@@ -160,10 +160,10 @@ fn a_window_is_kept_and_what_lies_outside_goes_the_usual_way() {
     let run = |steps: &[&str], more: &[(&str, &str)]| {
         hosts("aa", steps, &[&[("MSCCL_ALGO_DIR", folder_name)], more].concat())
     };
-    // 20,000 bytes fit.
-    let inside = run(&["all_reduce", "destroy"], &[]);
+    // 20,000 bytes fit, and trees take longer.
+    let inside = run(&["all_reduce", "destroy"], &[("NCCL_ALGO", "tree,mine")]);
     assert!(inside.contains("all_reduce 5000 x float: mine/host/Simple"), "{inside}");
-    assert!(inside.contains("the first of your programs that fits"), "{inside}");
+    assert!(inside.contains("blocks of 1 threads is predicted fastest"), "{inside}");
     assert!(inside.contains("broken.xml:1:") && inside.contains("left out"), "{inside}");
     // With a name of its own in NCCL_ALGO, and without.
     let named = run(&["all_reduce", "destroy"], &[("NCCL_ALGO", "MINE")]);
@@ -267,7 +267,7 @@ fn check(path: &Path) {
     let name = imported::head(&std::fs::read_to_string(path).unwrap()).unwrap().name;
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["child", "--exact", "--nocapture"]).env(CHILD, path).env("MSCCL_XML_FILES", path);
-    child.env("HAWSER_DEVICE", "host").env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", "COLL,INIT");
+    child.env("NCCL_ALGO", "MSCCL").env("HAWSER_DEVICE", "host").env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", "COLL,INIT");
     let ended = child.output().unwrap();
     let output =
         [ended.stdout, ended.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();

@@ -9,7 +9,10 @@ use hawser_plan::choose::{self, Outcome};
 use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route, Topology};
 use serde::{Deserialize, Serialize};
 
+use hawser_tuner::write::quoted;
+
 use super::Options;
+use super::programs::Programs;
 use crate::subprocess::{self, Folder, Row, Sweep};
 
 /// A way to run: what a rule's `use` says.
@@ -19,6 +22,8 @@ pub enum Way {
     Default,
     /// As a rule file has it.
     Rules(PathBuf),
+    /// By a program of the user's, of this name.
+    Program(String),
     /// A choice that is forced.
     Forced {
         /// The family of algorithms.
@@ -30,11 +35,15 @@ pub enum Way {
     },
 }
 
+/// The beginning of the words for a program.
+const PROGRAM: &str = "program ";
+
 impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
             Self::Rules(_) => f.write_str("rules"),
+            Self::Program(name) => write!(f, "{PROGRAM}{name}"),
             Self::Forced { algorithm, route, channels } => {
                 write!(f, "{}/{}", algorithm.name(), route.name())?;
                 channels.map_or(Ok(()), |channels| write!(f, "/{channels}"))
@@ -46,6 +55,9 @@ impl fmt::Display for Way {
 impl Way {
     /// The words of a rule's `use`; empty for the default.
     pub fn action(name: &str) -> String {
+        if let Some(program) = Self::program_of(name) {
+            return format!("{{ program = {} }}", quoted(program));
+        }
         let mut parts = name.split('/');
         let (Some(algorithm), Some(executor), Some(protocol)) = (parts.next(), parts.next(), parts.next())
         else {
@@ -57,6 +69,13 @@ impl Way {
             "{{ algorithm = \"{algorithm}\", executor = \"{executor}\", protocol = \"{protocol}\"{channels} \
              }}"
         )
+    }
+}
+
+impl Way {
+    /// The program that the words of a way name.
+    pub fn program_of(name: &str) -> Option<&str> {
+        name.strip_prefix(PROGRAM)
     }
 }
 
@@ -93,6 +112,7 @@ pub struct Bench<'a> {
     is_host: bool,
     ranks: u32,
     ways: Vec<Way>,
+    programs: &'a Programs,
 }
 
 impl<'a> Bench<'a> {
@@ -103,10 +123,10 @@ impl<'a> Bench<'a> {
     pub fn new(
         options: &'a Options,
         is_host: bool,
-        ranks: u32,
-        topology: &Topology,
-        plan_config: &PlanConfig,
+        (topology, plan_config): (&Topology, &PlanConfig),
+        programs: &'a Programs,
     ) -> Result<Self> {
+        let ranks = topology.size();
         let plan_config = PlanConfig { algorithms: [None; 8], routes: [None; 8], ..plan_config.clone() };
         let mut ways = vec![Way::Default];
         let last = last(options, is_host);
@@ -132,12 +152,20 @@ impl<'a> Bench<'a> {
                 bytes = bytes.saturating_mul(options.factor);
             }
         }
-        Ok(Self { options, is_host, ranks, ways })
+        ways.extend(programs.names().map(|name| Way::Program(name.to_owned())));
+        Ok(Self { options, is_host, ranks, ways, programs })
     }
 
     /// The default and a rule file.
-    pub fn of_rules(options: &'a Options, is_host: bool, ranks: u32, rules: &Path) -> Self {
-        Self { options, is_host, ranks, ways: vec![Way::Default, Way::Rules(rules.to_owned())] }
+    pub fn of_rules(
+        options: &'a Options,
+        is_host: bool,
+        ranks: u32,
+        rules: &Path,
+        programs: &'a Programs,
+    ) -> Self {
+        let ways = vec![Way::Default, Way::Rules(rules.to_owned())];
+        Self { options, is_host, ranks, ways, programs }
     }
 
     /// The ways, the default first.
@@ -168,13 +196,15 @@ impl<'a> Bench<'a> {
     /// The run failed, or something else decides here.
     pub fn measure(&self, ways: &[&Way]) -> Result<Vec<(String, Vec<Sample>)>> {
         let folder = Folder::new()?;
-        let names: Vec<String> = ways.iter().map(|way| way.to_string()).collect();
+        let words: Vec<String> = ways.iter().map(|way| way.to_string()).collect();
+        // Words for communicators: those of ways may hold anything.
+        let names: Vec<String> = (0..ways.len()).map(|at| format!("way-{at}")).collect();
         let rules = match ways {
             [Way::Rules(path)] => path.clone(),
             _ => {
                 let path = folder.path().join("rules.toml");
-                let forced = names.iter().filter(|name| !Way::action(name).is_empty());
-                let text: String = forced.map(|name| rule(name)).collect();
+                let forced = names.iter().zip(&words).filter(|(_, way)| !Way::action(way).is_empty());
+                let text: String = forced.map(|(name, way)| rule(name, way)).collect();
                 std::fs::write(&path, text).context("a rule file for a measurement")?;
                 path
             }
@@ -191,20 +221,31 @@ impl<'a> Bench<'a> {
             is_host: self.is_host,
         };
         // What would decide instead of the rules.
-        let others = ["NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER", "HAWSER_EXPLAIN"];
+        let mut others = vec!["NCCL_ALGO", "NCCL_PROTO", "NCCL_TUNER", "HAWSER_EXPLAIN"];
+        let files = match ways {
+            [Way::Rules(_)] => self.programs.all_files(),
+            _ => self.programs.files(words.iter().filter_map(|way| Way::program_of(way))),
+        };
+        if self.programs.are_asked_for() {
+            others.push("MSCCL_");
+        }
         let rows = subprocess::perf(&folder, &sweep, &others, |command| {
             command.env("HAWSER_RULES", &rules).env("HAWSER_RUNTIME_DIR", "none");
+            if !files.is_empty() {
+                command.env("MSCCL_XML_FILES", &files);
+            }
         })?;
         ways.iter()
             .zip(names)
-            .map(|(way, name)| samples(way, &rows, &name).map(|found| (name, found)))
+            .zip(words)
+            .map(|((way, name), words)| samples(way, &rows, &name).map(|found| (words, found)))
             .collect()
     }
 }
 
-/// The rule for the communicator that has a way's name.
-fn rule(name: &str) -> String {
-    format!("[[rule]]\nmatch = {{ communicator = \"{name}\" }}\nuse = {}\n", Way::action(name))
+/// The rule that makes a communicator take a way.
+fn rule(name: &str, way: &str) -> String {
+    format!("[[rule]]\nmatch = {{ communicator = \"{name}\" }}\nuse = {}\n", Way::action(way))
 }
 
 /// What a run has measured of a way, without sizes at which it was impossible.
@@ -221,6 +262,7 @@ fn samples(way: &Way, rows: &[Row], name: &str) -> Result<Vec<Sample>> {
                 true
             }
             Way::Rules(_) => true,
+            Way::Program(name) => decision.algorithm == *name,
             Way::Forced { algorithm, route, .. } => decision.is(*algorithm, *route),
         };
         if is_forced {
@@ -279,7 +321,11 @@ mod tests {
         assert_eq!(way, "AllPairs/fused/LL/4");
         let action = Way::action(&way);
         assert_eq!(Way::action("default"), "");
-        assert_eq!(hawser_tuner::files::RuleFile::named("x").parse(&rule(&way)).unwrap().len(), 1);
+        let program = Way::Program("a \"b\"/c/d".into()).to_string();
+        assert_eq!(Way::program_of(&program), Some("a \"b\"/c/d"));
+        assert_eq!(Way::action(&program), r#"{ program = "a \"b\"/c/d" }"#);
+        assert_eq!(hawser_tuner::files::RuleFile::named("x").parse(&rule("w", &program)).unwrap().len(), 1);
+        assert_eq!(hawser_tuner::files::RuleFile::named("x").parse(&rule("w", &way)).unwrap().len(), 1);
         assert_eq!(
             action,
             r#"{ algorithm = "all_pairs", executor = "fused", protocol = "ll", channels = 4 }"#

@@ -5,9 +5,9 @@
 //! ways that are so, the fastest counts; where another is as fast within the noise and wins for the next
 //! smaller size, that one: fewer, larger ranges.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::bench::Sample;
+use super::bench::{Sample, Way};
 
 /// The times of one way for one size.
 #[derive(Debug, Clone, PartialEq)]
@@ -151,6 +151,18 @@ pub fn rules(tables: &Tables, gain: f64) -> Vec<Found> {
         }
     }
     found
+}
+
+/// The programs of the user's that rules take, or that the cost model takes where no rule stands.
+pub fn programs(tables: &Tables, found: &[Found]) -> BTreeSet<String> {
+    let by_rule = found.iter().filter_map(|rule| Way::program_of(&rule.way)).map(str::to_owned);
+    let rows = tables.values().flat_map(|table| table.values());
+    let measured = |row: &Row| -> Vec<String> {
+        let ran = row.default().map_or("", |times| &times.ran);
+        let names = row.ways.keys().filter_map(|way| Way::program_of(way));
+        names.filter(|name| ran.starts_with(&format!("{name}/"))).map(str::to_owned).collect()
+    };
+    by_rule.chain(rows.flat_map(measured)).collect()
 }
 
 /// The way that is worth a rule for a size, if any.

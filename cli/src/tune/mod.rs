@@ -9,6 +9,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `bench` | ways to run, one measurement |
+//! | `programs` | the programs of a folder: which are right and fit |
 //! | `state` | what was measured so far, kept over an interruption |
 //! | `decide` | which way is surely faster where: pure |
 //! | `report` | the rule file with its evidence |
@@ -17,6 +18,7 @@
 mod bench;
 mod decide;
 mod plot;
+mod programs;
 mod report;
 mod state;
 
@@ -34,6 +36,7 @@ use crate::output::{self, print};
 use crate::perf::options::{check_sizes, parse_size};
 use crate::progress::Progress;
 use bench::{Bench, Sample, Way};
+use programs::Programs;
 use state::State;
 
 /// With fewer rounds nothing can be sure.
@@ -72,6 +75,10 @@ pub struct Options {
     /// Least gain worth a rule, in percent
     #[arg(long, default_value_t = 5.0, value_parser = percent)]
     gain: f64,
+    /// Programs to measure as well: every XML and .plan of this folder and of those in it is proved, and
+    /// those that fit are measured beside the built-in algorithms
+    #[arg(long, value_name = "FOLDER")]
+    programs: Option<PathBuf>,
     /// Milliseconds for one measurement at most
     #[arg(
         long, value_name = "MS", default_value_t = 20,
@@ -133,17 +140,20 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let name = hawser_device::open(0)?.caps().name.clone();
     let (topology, plan_config) = comm::outlook(&(0..ranks).collect::<Vec<_>>())?;
-    let bench = Bench::new(options, is_host, ranks, &topology, &plan_config)?;
+    let programs = brought(options, ranks)?;
+    let bench = Bench::new(options, is_host, (&topology, &plan_config), &programs)?;
     let mut state = State::open(&state_file(out), &bench.question(&name), options.restart)?;
     let say = |text: &str| if options.json { Ok(()) } else { print(text) };
     say(&format!("# {ranks} ranks on {name}, {} ways, {} rounds\n", bench.ways().len(), options.rounds))?;
+    say(&left_out(&programs))?;
     if state.rounds() > 0 {
         say(&format!("# going on after {} rounds of an interrupted run\n", state.rounds()))?;
     }
     let rounds = measure(options, &bench, &mut state)?;
     let tables = decide::tables(state.samples());
     let found = decide::rules(&tables, options.gain / 100.0);
-    let attributes = report::CallAttributes { device: &name, ranks, rounds, gain: options.gain };
+    let files = programs.files(decide::programs(&tables, &found).iter().map(String::as_str));
+    let attributes = report::CallAttributes { device: &name, ranks, rounds, gain: options.gain, files: &files };
     let mut text = report::rule_file(&tables, &found, &attributes);
     if let Some(warning) = noise(&tables) {
         eprintln!("hawser: warning: {warning}");
@@ -160,6 +170,28 @@ pub fn run(options: &Options) -> Result<()> {
     }
     print(&report::summary(&tables, &found))?;
     print(&format!("# written: {} ({} rules), {}\n", out.display(), found.len(), plot.display()))
+}
+
+/// The programs of the folder that was named, proved.
+fn brought(options: &Options, ranks: u32) -> Result<Programs> {
+    match &options.programs {
+        Some(folder) => Programs::below(folder, &options.collectives, ranks),
+        None => Ok(Programs::default()),
+    }
+}
+
+/// The files of the folder that are not measured, in lines.
+fn left_out(programs: &Programs) -> String {
+    if !programs.are_asked_for() {
+        return String::new();
+    }
+    let (refused, others) = programs.left_out();
+    let lines: String = refused.iter().map(|text| format!("# left out: {text}\n")).collect();
+    format!(
+        "{lines}# {} programs are measured, {others} are for other collectives or numbers of ranks, {} are wrong\n",
+        programs.names().count(),
+        refused.len()
+    )
 }
 
 /// A sentence about a machine that was too busy for rules that can be relied on.
@@ -182,9 +214,13 @@ const MOST_NOISE: f64 = 0.25;
 /// Measures a rule file and the cost model in turns.
 fn check(options: &Options, is_host: bool, ranks: u32, rules: &Path) -> Result<()> {
     let text = std::fs::read_to_string(rules).with_context(|| format!("cannot read {}", rules.display()))?;
-    RuleFile::named(rules).parse(&text).with_context(|| format!("{} cannot be used", rules.display()))?;
+    let parsed =
+        RuleFile::named(rules).parse(&text).with_context(|| format!("{} cannot be used", rules.display()))?;
     let rules = std::path::absolute(rules).context("the rule file's path")?;
-    let bench = Bench::of_rules(options, is_host, ranks, &rules);
+    let mut programs = brought(options, ranks)?;
+    let named = parsed.iter().flat_map(|rule| &rule.chain).filter_map(|action| action.program.clone());
+    programs.keep(&named.collect());
+    let bench = Bench::of_rules(options, is_host, ranks, &rules, &programs);
     let mut samples: Vec<(String, Sample)> = Vec::new();
     let (begin, mut took) = (Instant::now(), Duration::ZERO);
     let progress = Progress::new(u64::from(options.rounds), "rounds");

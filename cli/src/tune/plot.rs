@@ -179,7 +179,7 @@ mod tests {
     use crate::tune::decide;
 
     fn attributes() -> CallAttributes<'static> {
-        CallAttributes { device: "<H200>", ranks: 8, rounds: 5, gain: 5.0 }
+        CallAttributes { device: "<H200>", ranks: 8, rounds: 5, gain: 5.0, files: "" }
     }
 
     #[test]

@@ -21,11 +21,13 @@ pub struct CallAttributes<'a> {
     pub rounds: u32,
     /// Least gain in percent.
     pub gain: f64,
+    /// The value of `MSCCL_XML_FILES` with which the rules find the programs that they name; may be empty.
+    pub files: &'a str,
 }
 
 /// The text of the rule file.
 pub fn rule_file(tables: &Tables, found: &[Found], attributes: &CallAttributes<'_>) -> String {
-    let CallAttributes { device, ranks, rounds, gain } = attributes;
+    let CallAttributes { device, ranks, rounds, gain, files } = attributes;
     let mut text = format!(
         "# Rules by hawser tune {} for {ranks} ranks of one host on {device}, {}.\n\
          # Every way was measured in {rounds} rounds (float, sums, out of place), in fewer if it took half \
@@ -38,6 +40,9 @@ pub fn rule_file(tables: &Tables, found: &[Found], attributes: &CallAttributes<'
         env!("CARGO_PKG_VERSION"),
         date()
     );
+    if !files.is_empty() {
+        let _ = writeln!(text, "# With the programs of MSCCL_XML_FILES={files}");
+    }
     for rule in found {
         let Found { collective, bytes: (first, last), way, sizes } = rule;
         let table = &tables[collective];
@@ -204,7 +209,7 @@ pub(super) mod tests {
     }
 
     fn attributes() -> CallAttributes<'static> {
-        CallAttributes { device: "<H200>", ranks: 8, rounds: 5, gain: 5.0 }
+        CallAttributes { device: "<H200>", ranks: 8, rounds: 5, gain: 5.0, files: "" }
     }
 
     #[test]

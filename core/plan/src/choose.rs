@@ -105,7 +105,7 @@ fn pass_sm(
 }
 
 /// The user's programs for the collective. Each is offered with its author's protocol first; another one is
-/// for topologies that do not have that.
+/// for topologies that do not have that, and for rules.
 fn brought(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<Candidate>> {
     let mut candidates = Vec::new();
     for &handle in &config.imports {
@@ -132,8 +132,8 @@ fn brought(call: &Call, topology: &Topology, config: &PlanConfig) -> Result<Vec<
     Ok(candidates)
 }
 
-/// Takes the fastest candidate by the advice if there is any that leaves one; else the first program that the
-/// user brought; else the fastest by the cost model.
+/// Takes the fastest candidate by the advice if there is any that leaves one; else the fastest by the cost
+/// model, programs that the user brought among them.
 ///
 /// # Errors
 /// As [`choose`].
@@ -257,19 +257,27 @@ struct Best<'a> {
     channels: u32,
 }
 
-/// Without advice: the first program of the user's, else the cheapest that was measured, else the cheapest.
+/// Without advice: the cheapest that was measured, or that the user brought; else the cheapest.
 fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
     let possible = || {
-        candidates.iter().filter_map(|candidate| match candidate.outcome {
-            Outcome::Predicted { us, instances, channels } if candidate.held.is_none() => {
+        candidates.iter().enumerate().filter_map(|(place, candidate)| match candidate.outcome {
+            Outcome::Predicted { us, instances, channels }
+                if candidate.held.is_none() && !has_other_protocol(candidates, place) =>
+            {
                 Some(Best { candidate, us, instances, channels })
             }
             _ => None,
         })
     };
-    let brought = possible().find(|best| matches!(best.candidate.algorithm, Algorithm::Imported(_)));
-    let measured = || least(possible().filter(|best| best.candidate.is_measured));
-    brought.or_else(measured).or_else(|| least(possible()))
+    least(possible().filter(|best| best.candidate.is_measured)).or_else(|| least(possible()))
+}
+
+/// True for a program of the user's with another protocol than its author's, where it can have that one.
+fn has_other_protocol(candidates: &[Candidate], place: usize) -> bool {
+    let algorithm = candidates[place].algorithm;
+    let is_possible = |other: &Candidate| matches!(other.outcome, Outcome::Predicted { .. });
+    let before = || candidates[..place].iter().filter(|other| other.algorithm == algorithm);
+    matches!(algorithm, Algorithm::Imported(_)) && before().any(is_possible)
 }
 
 /// The words for the one taken. It is called the fastest only if no candidate is predicted to be faster.
@@ -278,12 +286,11 @@ fn who(candidates: &[Candidate], best: Best<'_>, advice: Option<&Advice>) -> Str
         let candidate = advice.order.and_then(|place| candidates.get(place));
         candidate.is_some_and(|candidate| std::ptr::eq(candidate, best.candidate))
     };
-    match (advice, best.candidate.algorithm) {
-        (Some(advice), _) if is_ordered(advice) => format!("what {} orders", advice.source),
-        (Some(advice), _) => format!("fastest by {}", advice.source),
-        (None, Algorithm::Imported(_)) => "the first of your programs that fits".into(),
-        (None, _) if fastest(candidates, best).is_some() => "predicted fastest of what may run".into(),
-        (None, _) => "predicted fastest".into(),
+    match advice {
+        Some(advice) if is_ordered(advice) => format!("what {} orders", advice.source),
+        Some(advice) => format!("fastest by {}", advice.source),
+        None if fastest(candidates, best).is_some() => "predicted fastest of what may run".into(),
+        None => "predicted fastest".into(),
     }
 }
 
@@ -300,11 +307,11 @@ fn faster(candidates: &[Candidate], best: Best<'_>, is_advised: bool) -> Option<
     let fastest = fastest(candidates, best)?;
     let name =
         format!("{} with {} ({:.1} µs)", fastest.algorithm.name(), fastest.route.name(), fastest.us()?);
-    let is_brought = matches!(best.candidate.algorithm, Algorithm::Imported(_));
+    let is_brought = matches!(fastest.algorithm, Algorithm::Imported(_));
     Some(match fastest.held {
         Some(held) => format!("; {name} is held back ({held})"),
         None if is_advised => format!("; the cost model takes {name} for faster"),
-        None if is_brought => format!("; {name} is predicted to be faster, and your programs come first"),
+        None if is_brought => format!("; {name} is another protocol than the program's file names"),
         None => format!(
             ", of what was measured on such machines; {name} was not, and runs only if NCCL_ALGO or a rule \
              names it"

@@ -75,6 +75,16 @@ pub fn head(source: &str) -> Result<Head> {
     Ok(Head { name: head.0, ranks: head.1 })
 }
 
+/// The name by which the program of a file is known beside others: its own, or with the file's behind it
+/// where another one has that name already.
+pub fn distinct(name: &str, file: &str, is_known: impl Fn(&str) -> bool) -> String {
+    let at_file = format!("{name}@{file}");
+    let numbered = (2_u64..).map(|number| format!("{name}@{file}#{number}"));
+    let names = [name.to_owned(), at_file.clone()].into_iter().chain(numbered);
+    let mut free = names.filter(|name| !is_known(&name.to_ascii_lowercase()));
+    free.next().unwrap_or(at_file)
+}
+
 /// True if a file is JSON, as MSCCL++ writes plans.
 pub fn is_json(source: &str) -> bool {
     without_mark(source).trim_start().starts_with('{')

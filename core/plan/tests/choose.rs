@@ -288,9 +288,9 @@ fn advice_beats_the_cost_model_but_not_what_is_impossible() {
     assert_eq!(own, choose(&call, &topology, &config).unwrap());
 }
 
-/// Programs of users come first where they fit; `Why` says what kept them out elsewhere.
+/// Programs of users compete by predicted cost where they fit; `Why` says what kept them out elsewhere.
 #[test]
-fn programs_of_users_come_first() {
+fn programs_of_users_compete_by_cost() {
     let key = algo::ProgramKey::new(Collective::AllReduce, Algorithm::RecursiveDoubling, 8, 0);
     let window = Window { protocol: hawser_plan::Protocol::Ll, bytes: (1024, 65_536) };
     let xml = to_xml(&algo::program(&key).unwrap(), &window).unwrap();
@@ -298,12 +298,20 @@ fn programs_of_users_come_first() {
         imported::keep(imported::read(&xml.replace("recursivedoubling_all_reduce", "mine")).unwrap(), 0);
     let config = PlanConfig { imports: vec![mine], ..PlanConfig::default() };
     let topology = Topology::single_host(8, GPU, Link::NvLink);
-    for (count, runs) in [(255, false), (256, true), (16_384, true), (16_385, false)] {
+    let algorithms = PlanConfig::parse_algo_with("tree,mine", &["mine".to_owned()]).unwrap();
+    let with = PlanConfig { algorithms, ..config.clone() };
+    for (count, fits) in [(255, false), (256, true), (16_384, true), (16_385, false)] {
+        // Fused kernels do such sizes in less time.
         let choice = pick(Collective::AllReduce, count, &topology, &config);
-        assert_eq!(choice.key.algorithm == Algorithm::Imported(mine), runs, "{}", choice.why);
-        let reason = if runs { "first of your programs" } else { "made for 1024 bytes to 65536 bytes" };
+        assert_ne!(choice.key.algorithm, Algorithm::Imported(mine), "{}", choice.why);
+        let own = choice.why.candidates.iter().find(|c| c.algorithm == Algorithm::Imported(mine)).unwrap();
+        assert_eq!(own.us().is_some_and(|us| us >= choice.predicted_us), fits, "{}", choice.why);
+        // A tree takes longer.
+        let choice = pick(Collective::AllReduce, count, &topology, &with);
+        assert_eq!(choice.key.algorithm == Algorithm::Imported(mine), fits, "{}", choice.why);
+        let reason = if fits { "is predicted fastest" } else { "made for 1024 bytes to 65536 bytes" };
         assert!(choice.why.to_string().contains(reason), "{}", choice.why);
-        assert!(!runs || choice.route == Route::LL);
+        assert!(!fits || choice.route == Route::LL, "the protocol of its file: {}", choice.why);
     }
     let reason = |topology: &Topology, config: &PlanConfig, collective| {
         pick(collective, 4096, topology, config).why.to_string()
@@ -314,11 +322,8 @@ fn programs_of_users_come_first() {
     let algorithms = PlanConfig::parse_algo("tree").unwrap();
     let without = PlanConfig { algorithms, ..config.clone() };
     assert!(reason(&topology, &without, Collective::AllReduce).contains("left out by NCCL_ALGO"));
-    let algorithms = PlanConfig::parse_algo_with("tree,mine", &["mine".to_owned()]).unwrap();
-    let with = PlanConfig { algorithms, ..config.clone() };
-    assert_eq!(pick(Collective::AllReduce, 4096, &topology, &with).key.algorithm, Algorithm::Imported(mine));
     // The protocol of the file is not there: another one is taken.
-    let simple = PlanConfig { routes: PlanConfig::parse_proto("Simple").unwrap(), ..config.clone() };
+    let simple = PlanConfig { routes: PlanConfig::parse_proto("Simple").unwrap(), ..with };
     let choice = pick(Collective::AllReduce, 4096, &topology, &simple);
     assert_eq!((choice.key.algorithm, choice.route), (Algorithm::Imported(mine), Route::SIMPLE));
     assert_ne!(config.digest(), PlanConfig::default().digest());

@@ -187,10 +187,10 @@ settings! {
         /// built-in values.
         links: Option<String> = "HAWSER_LINKS", TEXT,
             unset "rank 0's file in `hawser` of `XDG_CACHE_HOME`, else of `~/.cache`";
-        /// Files with programs of your own (MSCCL's XML, or `.plan`), with `:` between them. The first that
-        /// fits a call runs it.
+        /// Files with programs of your own (MSCCL's XML, or `.plan`), with `:` between them. They compete by
+        /// predicted time with the built-in ones.
         msccl_files: Option<String> = "MSCCL_XML_FILES", TEXT, unset "none", page "programs.md";
-        /// Folder with files of programs, which are tried after those of `MSCCL_XML_FILES`.
+        /// Folder with files of programs, which come after those of `MSCCL_XML_FILES`.
         msccl_folder: Option<String> = "MSCCL_ALGO_DIR", TEXT, unset "none", page "programs.md";
         /// Files with rules that choose algorithms, with commas between them; `none`: no rules.
         rules: Option<String> = "HAWSER_RULES", TEXT, unset "none", page "rules.md",

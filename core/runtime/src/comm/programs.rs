@@ -179,13 +179,7 @@ impl Files {
         let text = read(path).map_err(|error| format!("{}: {error}", path.display()))?;
         let head = imported::head(&text).map_err(|error| format!("{}:{error}", path.display()))?;
         let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
-        let names = [head.name.clone(), format!("{}@{stem}", head.name)];
-        let numbered = (2..).map(|number| format!("{}@{stem}#{number}", head.name));
-        let Some(name) =
-            names.into_iter().chain(numbered).find(|name| !known.contains(&name.to_ascii_lowercase()))
-        else {
-            return Err(format!("{}: no name is left", path.display()));
-        };
+        let name = imported::distinct(&head.name, &stem, |name| known.contains(name));
         known.insert(name.to_ascii_lowercase());
         let proved = OnceLock::new();
         self.programs.push(Program {
