@@ -6,6 +6,8 @@ mod doubtful;
 mod explain;
 mod import;
 mod ompi;
+mod ompi_json;
+mod ucc;
 
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
@@ -75,10 +77,13 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Turn an NCCL tuner file (CSV) or an Open MPI table (coll_tuned_dynamic_rules_filename) into TOML
-    #[command(after_help = "Examples:
-  hawser rules from-csv tuner.csv -o rules.toml")]
-    FromCsv(import::Options),
+    /// Turn rules of others into TOML: NCCL's tuner file (CSV), Open MPI's table or JSON
+    /// (coll_tuned_dynamic_rules_filename), UCC's scores (UCC_TL_UCP_TUNE, ucc.conf)
+    #[command(alias = "from-csv", after_help = "Examples:
+  hawser rules import tuner.csv -o rules.toml
+  hawser rules import ompi.json
+  echo \"$UCC_TL_UCP_TUNE\" > scores && hawser rules import scores")]
+    Import(import::Options),
 }
 
 /// Runs `hawser rules`. Returns whether everything is right.
@@ -98,7 +103,7 @@ pub fn run(options: &Options) -> Result<bool> {
         Command::Fmt { files, check } => layout(files, *check)?,
         Command::Apply(options) => apply::apply(options)?,
         Command::List { who, json } => (apply::list(who, *json)?, true),
-        Command::FromCsv(options) => (import::run(options)?, true),
+        Command::Import(options) => (import::run(options)?, true),
     };
     output::print(&text)?;
     Ok(right)
@@ -155,7 +160,7 @@ fn check(files: &[PathBuf], strict: bool) -> (Vec<Finding>, bool) {
                 right = false;
                 let name = path.display();
                 let text =
-                    format!("this is {what}: hawser rules from-csv {name} -o NEW.toml makes rules of it");
+                    format!("this is {what}: hawser rules import {name} -o NEW.toml makes rules of it");
                 say(name.to_string(), "error", text);
             }
             Err(unusable) => {
@@ -183,6 +188,8 @@ fn of_others(path: &Path) -> Option<&'static str> {
     let is_csv = || RuleFile { form: Form::Csv, ..RuleFile::named(path) }.parse(&text).is_ok();
     match RuleFile::named(path).form {
         _ if ompi::is_table(&text) => Some("a table of Open MPI"),
+        _ if ompi_json::is_json(&text) => Some("a rule file of Open MPI"),
+        Form::Toml if ucc::is_scores(&text) => Some("scores of UCC"),
         Form::Toml if text.contains(',') && is_csv() => Some("NCCL's CSV (whose name ends in .csv or .conf)"),
         _ => None,
     }
@@ -194,7 +201,7 @@ fn layout(files: &[PathBuf], check: bool) -> Result<(String, bool)> {
         let name = path.display();
         let file = RuleFile::named(path);
         if file.form == Form::Csv {
-            bail!("{name} is CSV: hawser rules from-csv turns it into TOML");
+            bail!("{name} is CSV: hawser rules import turns it into TOML");
         }
         // A file that cannot be read or used is left as it is.
         let rules = file.read()?.unwrap_or_default();
@@ -294,9 +301,9 @@ mod tests {
         let table = file("ompi.rules", "1\n2\n1\n0 1\n0 3 0 0\n");
         let (text, right) = check(&[table], false);
         assert!(!right && text.lines().count() == 1, "{text}");
-        assert!(text.contains("a table of Open MPI: hawser rules from-csv"), "{text}");
+        assert!(text.contains("a table of Open MPI: hawser rules import"), "{text}");
         let (text, right) = check(&[file("nccl.txt", "allreduce,0,-1,tree,ll,2,1,-1\n")], false);
-        assert!(!right && text.contains("NCCL's CSV") && text.contains("from-csv"), "{text}");
+        assert!(!right && text.contains("NCCL's CSV") && text.contains("rules import"), "{text}");
         let ring = "[[rule]]\nmatch.collective = \"alltoall\"\nuse = { algorithm = \"ring\" }\n";
         let impossible = [file("impossible.toml", ring)];
         let (text, right) = check(&impossible, false);

@@ -1,21 +1,22 @@
-//! `hawser rules from-csv`: rule files of others as TOML.
+//! `hawser rules import`: rule files of others as TOML.
 
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use hawser_tuner::files::{Form, RuleFile};
 use hawser_tuner::{csv, write};
 
-use super::ompi;
+use super::{ompi, ompi_json, ucc};
 use crate::files;
 
-/// Options of `hawser rules from-csv`.
+/// Options of `hawser rules import`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// NCCL's tuner file (CSV), or a table for Open MPI's coll_tuned_dynamic_rules_filename
+    /// NCCL's tuner file (CSV), a table or JSON for Open MPI's coll_tuned_dynamic_rules_filename, or scores of
+    /// UCC
     file: PathBuf,
     /// What the file is [default: what it looks like]
     #[arg(long, value_enum)]
@@ -31,6 +32,10 @@ enum From {
     Nccl,
     /// Open MPI's table of numbers
     Ompi,
+    /// Open MPI's JSON
+    OmpiJson,
+    /// UCC's scores: the value of UCC_TL_UCP_TUNE, or lines of ucc.conf
+    Ucc,
 }
 
 /// Imports a file; returns what is to be printed.
@@ -52,22 +57,27 @@ pub fn run(options: &Options) -> Result<String> {
 }
 
 fn converted(name: &str, text: &str, from: Option<From>) -> Result<String> {
-    let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
-    if first.is_some_and(|line| line.starts_with('{')) {
-        bail!(
-            "{name} is JSON (Open MPI's version 3), which cannot be imported: give the table of numbers \
-             (version 1 or 2)"
-        );
-    }
-    let looks = if first.is_some_and(|line| line.contains(',')) { From::Nccl } else { From::Ompi };
-    let body = match from.unwrap_or(looks) {
+    let body = match from.unwrap_or_else(|| looks_like(text)) {
         From::Nccl => nccl(name, text)?,
         From::Ompi => ompi::toml(name, text)?,
+        From::OmpiJson => ompi_json::toml(name, text)?,
+        From::Ucc => ucc::toml(name, text)?,
     };
-    let text = format!("# Made by hawser rules from-csv of {}\n{body}", one_line(name));
+    let text = format!("# Made by hawser rules import of {}\n{body}", one_line(name));
     let made = RuleFile { form: Form::Toml, ..RuleFile::named("the rules made") };
     made.parse(&text).with_context(|| format!("importing {name}"))?;
     Ok(text)
+}
+
+/// The form in which a text seems to be written.
+fn looks_like(text: &str) -> From {
+    let first = text.lines().map(str::trim).find(|line| !line.is_empty() && !line.starts_with('#'));
+    match first {
+        Some(line) if line.starts_with('{') => From::OmpiJson,
+        _ if ucc::is_scores(text) => From::Ucc,
+        Some(line) if line.contains(',') => From::Nccl,
+        _ => From::Ompi,
+    }
 }
 
 /// NCCL's lines as rules, each below its line.
@@ -103,7 +113,7 @@ mod tests {
     #[test]
     fn nccls_lines_become_rules() {
         let text = converted("t.csv", CSV, None).unwrap();
-        let wanted = "# Made by hawser rules from-csv of t.csv\n\n\
+        let wanted = "# Made by hawser rules import of t.csv\n\n\
             # line 3: allreduce,0,65535,tree,ll,2,1,-1\n\
             [[rule]]\n\
             match = { collective = \"all_reduce\", bytes = \"..64K\", hosts = \"1\" }\n\
@@ -124,7 +134,8 @@ mod tests {
     fn what_cannot_be_imported_is_told() {
         let error = |text: &str| format!("{:#}", converted("t", text, None).unwrap_err());
         assert!(error("allreduce,0,1,rng,ll,1,1,1\n").contains("t:1: algorithm \"rng\" is unknown"));
-        assert!(error("{\"rule_file_version\": 3}").contains("version 3"));
+        assert!(error("{\"rule_file_version\": 3}").contains("collectives"));
+        assert!(error("UCC_TL_UCP_TUNE=allreduce:@").contains("t:1: "));
         assert!(error("").contains("t: the table ends"));
     }
 

@@ -172,40 +172,73 @@ fn rule(
     bytes: &std::ops::RangeInclusive<u64>,
     entry: &Entry,
 ) -> String {
+    let when = Match { bytes: range(bytes), ranks: range(ranks), ..Match::default() };
     let Entry { line, algorithm, segment, .. } = *entry;
+    written(name, &format!("line {line}"), (collective, algorithm), segment, when)
+}
+
+/// A condition that is left out where it holds for everything.
+pub(super) fn range(range: &std::ops::RangeInclusive<u64>) -> Ranges {
+    match *range == (0..=u64::MAX) {
+        true => Ranges::default(),
+        false => Ranges(vec![range.clone()]),
+    }
+}
+
+/// The rule for an algorithm of a collective, by Open MPI's numbers, below a comment that says where it is
+/// from; or a comment that says why there is none.
+pub(super) fn written(
+    name: &str,
+    place: &str,
+    (collective, algorithm): (u64, u64),
+    segment: u64,
+    when: Match,
+) -> String {
     let function =
         COLLECTIVES.iter().find(|(number, _)| *number == collective).map(|(_, function)| *function);
     let Some(function) = function else {
-        return format!("\n# line {line}: left out, rules are not asked about collective {collective}\n");
+        return format!("\n# {place}: left out, rules are not asked about collective {collective}\n");
     };
     let what = function.name();
     if algorithm == 0 {
-        return format!("\n# line {line}: {what}: left to the cost model, as there\n");
+        return format!("\n# {place}: {what}: left to the cost model, as there\n");
     }
     let known = usize::try_from(algorithm - 1).ok().and_then(|at| algorithms(collective).get(at));
     let Some((theirs, ours)) = known else {
-        return format!("\n# line {line}: left out, {what} has no algorithm {algorithm}\n");
+        return format!("\n# {place}: left out, {what} has no algorithm {algorithm}\n");
     };
     let Some((ours, _)) = Algorithm::NAMES.iter().find(|(_, own)| own == ours) else {
-        return format!("\n# line {line}: left out, nothing here is like {what}'s {algorithm} ({theirs})\n");
+        return format!("\n# {place}: left out, nothing here is like {what}'s {algorithm} ({theirs})\n");
     };
     let chunk = Some(segment).filter(|segment| CHUNKS.contains(segment));
-    let all = |range: &std::ops::RangeInclusive<u64>| match *range == (0..=u64::MAX) {
-        true => Ranges::default(),
-        false => Ranges(vec![range.clone()]),
-    };
-    let when =
-        Match { collectives: 1 << function as u32, bytes: all(bytes), ranks: all(ranks), ..Match::default() };
+    let when = Match { collectives: 1 << function as u32, ..when };
     let way = Way { algorithm: Some(*ours), ..Way::ANY };
     let rule = Rule {
-        place: Place { file: Arc::from(name), line: line as u32, column: 1 },
+        place: Place { file: Arc::from(name), line: 1, column: 1 },
         name: None,
         priority: 0,
         when,
         chain: vec![Action { program: None, way, channels: None, chunk }],
         never_worse: false,
     };
-    format!("\n# line {line}: {what}'s {algorithm} ({theirs})\n{}", write::toml(&rule))
+    format!("\n# {place}: {what}'s {algorithm} ({theirs})\n{}", write::toml(&rule))
+}
+
+/// The bit of a collective in a rule's conditions; 0 if rules are not asked about it.
+pub(super) fn bit(collective: u64) -> u32 {
+    let found = COLLECTIVES.iter().find(|(number, _)| *number == collective);
+    found.map_or(0, |(_, function)| 1 << *function as u32)
+}
+
+/// True if rules are asked about a collective.
+pub(super) fn is_asked_about(collective: u64) -> bool {
+    bit(collective) != 0
+}
+
+/// The number of an algorithm of a collective by its name; `ignore` is 0.
+pub(super) fn number_of(collective: u64, name: &str) -> Option<u64> {
+    let place = algorithms(collective).iter().position(|(theirs, _)| *theirs == name);
+    if name == "ignore" { Some(0) } else { place.map(|place| place as u64 + 1) }
 }
 
 /// The numbers of a table, with their lines.
