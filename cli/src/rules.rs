@@ -79,10 +79,13 @@ enum Command {
     },
     /// Turn rules of others into TOML: NCCL's tuner file (CSV), Open MPI's table or JSON
     /// (coll_tuned_dynamic_rules_filename), UCC's scores (UCC_TL_UCP_TUNE, ucc.conf)
-    #[command(alias = "from-csv", after_help = "Examples:
+    #[command(
+        alias = "from-csv",
+        after_help = "Examples:
   hawser rules import tuner.csv -o rules.toml
   hawser rules import ompi.json
-  echo \"$UCC_TL_UCP_TUNE\" > scores && hawser rules import scores")]
+  echo \"$UCC_TL_UCP_TUNE\" > scores && hawser rules import scores"
+    )]
     Import(import::Options),
 }
 

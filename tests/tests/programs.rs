@@ -108,7 +108,7 @@ fn programs_run_between_hosts() {
             let output = hosts(
                 of,
                 &["all_reduce", "small", "destroy"],
-                &[("MSCCL_XML_FILES", path.to_str().unwrap()), ("NCCL_ALGO", "MSCCL")],
+                &[("MSCCL_XML_FILES", path.to_str().unwrap()), ("NCCL_ALGO", "allreduce:MSCCL")],
             );
             assert!(output.contains(&name), "{of}: {output}");
         }
@@ -264,10 +264,18 @@ fn check(path: &Path) {
     if !on_host() {
         return;
     }
-    let name = imported::head(&std::fs::read_to_string(path).unwrap()).unwrap().name;
+    let text = std::fs::read_to_string(path).unwrap();
+    let name = imported::head(&text).unwrap().name;
+    let folder = folder("rule");
+    let rules = folder.join(format!("{name}.toml"));
+    std::fs::write(&rules, format!("[[rule]]\nuse = {{ program = \"{name}\" }}\n")).unwrap();
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["child", "--exact", "--nocapture"]).env(CHILD, path).env("MSCCL_XML_FILES", path);
-    child.env("NCCL_ALGO", "MSCCL").env("HAWSER_DEVICE", "host").env("NCCL_DEBUG", "INFO").env("NCCL_DEBUG_SUBSYS", "COLL,INIT");
+    child
+        .env("HAWSER_RULES", &rules)
+        .env("HAWSER_DEVICE", "host")
+        .env("NCCL_DEBUG", "INFO")
+        .env("NCCL_DEBUG_SUBSYS", "COLL,INIT");
     let ended = child.output().unwrap();
     let output =
         [ended.stdout, ended.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();

@@ -15,8 +15,8 @@ use crate::files;
 /// Options of `hawser rules import`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// NCCL's tuner file (CSV), a table or JSON for Open MPI's coll_tuned_dynamic_rules_filename, or scores of
-    /// UCC
+    /// NCCL's tuner file (CSV), a table or JSON for Open MPI's coll_tuned_dynamic_rules_filename, or scores
+    /// of UCC
     file: PathBuf,
     /// What the file is [default: what it looks like]
     #[arg(long, value_enum)]

@@ -71,7 +71,12 @@ pub fn toml(name: &str, text: &str) -> Result<String> {
 }
 
 /// The rules for communicators of some sizes.
-fn communicator(name: &str, place: &str, (collective, is_last): (u64, bool), entry: &Value) -> Result<String> {
+fn communicator(
+    name: &str,
+    place: &str,
+    (collective, is_last): (u64, bool),
+    entry: &Value,
+) -> Result<String> {
     let entry = entry.as_object().context("it is no object")?;
     let ranks = between(entry, "comm_size_min", "comm_size_max")?;
     let mut when = Match { ranks: ompi::range(&ranks), ..Match::default() };
@@ -97,13 +102,7 @@ fn communicator(name: &str, place: &str, (collective, is_last): (u64, bool), ent
     Ok(text)
 }
 
-fn message_rule(
-    name: &str,
-    place: &str,
-    collective: u64,
-    when: &Match,
-    message: &Value,
-) -> Result<String> {
+fn message_rule(name: &str, place: &str, collective: u64, when: &Match, message: &Value) -> Result<String> {
     let message = message.as_object().context("it is no object")?;
     let bytes = between(message, "msg_size_min", "msg_size_max")?;
     let segment = size(message, "seg_size")?.unwrap_or(0);
@@ -177,17 +176,20 @@ mod tests {
             "barrier": [ { "rules": [ { "alg": 1 } ] } ], "new_one": [] } }"#;
         let wanted = "\n# allreduce, communicator 1, rule 1: allreduce's 3 (recursive_doubling)\n\
             [[rule]]\n\
-            match = { collective = \"all_reduce\", bytes = \"..4K\", ranks = \"2..=8\", ranks_per_host = \"1\" }\n\
+            match = { collective = \"all_reduce\", bytes = \"..4K\", ranks = \"2..=8\", \
+            ranks_per_host = \"1\" }\n\
             use = { algorithm = \"recursive_doubling\" }\n\n\
             # allreduce, communicator 1, rule 2: allreduce's 5 (segmented_ring)\n\
             [[rule]]\n\
-            match = { collective = \"all_reduce\", bytes = \"4K..\", ranks = \"2..=8\", ranks_per_host = \"1\" }\n\
+            match = { collective = \"all_reduce\", bytes = \"4K..\", ranks = \"2..=8\", \
+            ranks_per_host = \"1\" }\n\
             use = { algorithm = \"ring\", chunk = \"64K\" }\n\n\
             # allreduce, communicator 1: what it says nothing of\n\
             [[rule]]\n\
             match = { collective = \"all_reduce\", ranks = \"2..=8\", ranks_per_host = \"1\" }\n\
             use = \"default\"\n\n\
-            # allreduce, communicator 2, rule 1: left out, nothing here is like allreduce's 1 (basic_linear)\n\n\
+            # allreduce, communicator 2, rule 1: left out, nothing here is like \
+            allreduce's 1 (basic_linear)\n\n\
             # allreduce, communicator 2, rule 2: left out, there is no algorithm \"nothing\"\n\n\
             # alltoall, communicator 1, rule 1: alltoall's 2 (pairwise)\n\
             [[rule]]\n\

@@ -1,8 +1,8 @@
 //! UCC's scores (`UCC_TL_UCP_TUNE`, `UCC_CL_HIER_TUNE`, lines of `ucc.conf`) as rules.
 //!
-//! A score string is tokens with `#` between them; a token is qualifiers with `:` between them, each of which
-//! may be missing: collectives, ranges of bytes, kinds of memory, sizes of teams in brackets, a score, `@` and
-//! an algorithm. Tokens without an algorithm choose between UCC's layers, of which there is one here.
+//! A score string is tokens with `#` between them; a token is qualifiers with `:` between them, each of
+//! which may be missing: collectives, ranges of bytes, kinds of memory, sizes of teams in brackets, a score,
+//! `@` and an algorithm. Tokens without an algorithm choose between UCC's layers, of which there is one here.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -175,12 +175,15 @@ fn written(name: &str, line: u32, word: &str, token: &Token) -> String {
         return left_out("a score of 0 forbids the algorithm: name another one");
     }
     if algorithm.bytes().all(|byte| byte.is_ascii_digit()) {
-        return left_out("numbers of algorithms differ between layers: write the name that ucc_info -A tells");
+        return left_out(
+            "numbers of algorithms differ between layers: write the name that ucc_info -A tells",
+        );
     }
     let is_meant = |known: &str| token.collectives.is_empty() || token.collectives.iter().any(|c| c == known);
     let mut text = String::new();
     for &(known, function) in COLLECTIVES.iter().filter(|(known, _)| is_meant(known)) {
-        let Some((ours, _)) = Algorithm::NAMES.iter().find(|(_, own)| *own == ours(function, algorithm)) else {
+        let Some((ours, _)) = Algorithm::NAMES.iter().find(|(_, own)| *own == ours(function, algorithm))
+        else {
             text.push_str(&format!("{place}: left out, nothing here is like {known}'s {algorithm}\n"));
             continue;
         };

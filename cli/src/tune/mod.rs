@@ -153,7 +153,8 @@ pub fn run(options: &Options) -> Result<()> {
     let tables = decide::tables(state.samples());
     let found = decide::rules(&tables, options.gain / 100.0);
     let files = programs.files(decide::programs(&tables, &found).iter().map(String::as_str));
-    let attributes = report::CallAttributes { device: &name, ranks, rounds, gain: options.gain, files: &files };
+    let attributes =
+        report::CallAttributes { device: &name, ranks, rounds, gain: options.gain, files: &files };
     let mut text = report::rule_file(&tables, &found, &attributes);
     if let Some(warning) = noise(&tables) {
         eprintln!("hawser: warning: {warning}");
@@ -188,7 +189,8 @@ fn left_out(programs: &Programs) -> String {
     let (refused, others) = programs.left_out();
     let lines: String = refused.iter().map(|text| format!("# left out: {text}\n")).collect();
     format!(
-        "{lines}# {} programs are measured, {others} are for other collectives or numbers of ranks, {} are wrong\n",
+        "{lines}# {} programs are measured, {others} are for other collectives or numbers of ranks, {} are \
+         wrong\n",
         programs.names().count(),
         refused.len()
     )
