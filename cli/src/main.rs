@@ -22,6 +22,7 @@ mod ranks;
 mod rules;
 mod subprocess;
 mod svg;
+mod top;
 mod trace;
 mod tune;
 
@@ -111,8 +112,15 @@ Exit codes: 0 if no file has an error (with --strict: nor a warning), 1 if one h
   hawser trace hang
   hawser trace hang --pid 4711
   hawser trace hang --open --json
-  hawser trace merge hawser-trace-*.json -o job.json")]
+  hawser trace merge hawser-trace-*.json -o job.json
+  hawser trace view hawser-trace-*.json -o job.html")]
     Trace(trace::Options),
+    /// Show the communicators and ranks of this host, live
+    #[command(after_help = "Examples:
+  hawser top
+  hawser top --pid 4711 --every 0.5
+  hawser top --files progress/hawser-progress-* --once")]
+    Top(top::Options),
     /// Say what this machine offers, what is missing and how to get it
     #[command(after_help = "Examples:
   hawser doctor
@@ -153,6 +161,7 @@ fn run(command: Command) -> Result<bool> {
         Command::Measure(options) => measure::run(&options).map(|()| true),
         Command::Tune(options) => tune::run(&options).map(|()| true),
         Command::Trace(options) => trace::run(&options).map(|()| true),
+        Command::Top(options) => top::run(&options).map(|()| true),
         Command::Doctor(options) => doctor::run(&options),
         Command::Exec(options) => exec::run(&options).map(|code| code == ExitCode::SUCCESS),
         Command::Man(options) => pages::man(&options).map(|()| true),

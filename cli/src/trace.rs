@@ -1,9 +1,12 @@
 //! `hawser trace`: says why nothing moves, and shows where the time went.
 
+mod analysis;
 mod clocks;
 mod hang;
 mod merge;
 mod read;
+mod sources;
+mod view;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
@@ -31,6 +34,14 @@ enum Command {
 Files of one host share a clock. Between hosts, the ends of the same collectives are laid on each
 other; where hosts have none in common, their wall clocks count, and without these nothing is moved.")]
     Merge(merge::Merge),
+    /// Write a page with the timelines of all ranks, who waits for whom, and slow links
+    #[command(after_help = "Examples:
+  hawser trace view hawser-trace-*.json -o job.html
+  hawser trace view job.json -o job.html --progress progress/hawser-progress-*
+
+The page needs nothing but a browser. Traces of several hosts are laid on each other as by
+`hawser trace merge`.")]
+    View(view::View),
 }
 
 /// Runs `hawser trace`.
@@ -41,5 +52,6 @@ pub fn run(options: &Options) -> Result<()> {
     match &options.command {
         Command::Hang(options) => hang::run(options),
         Command::Merge(options) => merge::run(options),
+        Command::View(options) => view::run(options),
     }
 }

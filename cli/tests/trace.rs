@@ -1,4 +1,4 @@
-//! `hawser trace merge`, on traces that the profiler plugin has written.
+//! `hawser trace merge` and `hawser trace view`, on traces that the profiler plugin has written.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -198,4 +198,47 @@ fn what_cannot_be_merged_is_said_and_nothing_is_left() {
         assert!(!output.status.success() && errors.contains(part), "{errors}");
     }
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left behind");
+}
+
+#[test]
+fn a_page_holds_the_timelines_of_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = job(folder.path());
+    let page = folder.path().join("page.html");
+    let view = |most: &str| {
+        let [a, b] = files.each_ref().map(|file| file.to_str().unwrap());
+        let output = hawser(&["trace", "view", a, b, "-o", page.to_str().unwrap(), "--most", most]);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}");
+        let text = std::fs::read_to_string(&page).unwrap();
+        let data = text.split("id=\"data\">").nth(1).unwrap().split("</script>").next().unwrap();
+        let data: Value = serde_json::from_str(data).unwrap();
+        (text, data, String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (text, data, said) = view("1000");
+    assert!(!text.contains("src=") && !text.contains("href="), "nothing is fetched");
+    assert!(said.contains("20 operations of 2 ranks"), "{said}");
+    let bars = data["bars"].as_array().unwrap();
+    assert_eq!(bars.len(), 2 * COLLECTIVES as usize);
+    let longest = bars.iter().map(|bar| bar[3].as_f64().unwrap()).fold(0.0, f64::max);
+    assert!(
+        bars.iter().all(|bar| bar[2].as_f64().unwrap() <= 10.0 * longest * COLLECTIVES as f64),
+        "one clock"
+    );
+    let found = &data["findings"];
+    assert_eq!(found["ranks"][0]["of"], json!(COLLECTIVES));
+    assert_eq!(
+        (&found["kinds"][0]["name"], &found["kinds"][0]["count"]),
+        (&json!("AllReduce"), &json!(COLLECTIVES))
+    );
+    assert_eq!(data["ranks"][1]["host"], json!("b"));
+    let (_, data, said) = view("10");
+    assert_eq!(data["bars"].as_array().unwrap().len(), 10);
+    assert!(said.contains("10 earlier ones are left out"), "{said}");
+    // What is no trace of ours has no timelines.
+    let foreign = folder.path().join("foreign.json");
+    std::fs::write(&foreign, "[]").unwrap();
+    let output = hawser(&["trace", "view", foreign.to_str().unwrap(), "-o", page.to_str().unwrap()]);
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && errors.contains("name no ranks"), "{errors}");
 }

@@ -3,7 +3,6 @@
 //! Files are read twice, event by event: first for their clocks, then to be written. No file need fit into
 //! memory.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -11,8 +10,9 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::clocks::{Clock, How, Shift, align};
-use super::read::{self, Collectives, Event, Rank};
+use super::clocks::{How, Shift, align};
+use super::read::{self, Event, Rank};
+use super::sources::{Source, Sources};
 use crate::{files, output};
 
 /// Options of `hawser trace merge`.
@@ -29,49 +29,14 @@ pub struct Merge {
 /// A place for each communicator among the processes of a trace, and within it one for each rank.
 const RANKS_OF_COMM: u64 = 1 << 15;
 
-/// The findings of the first reading of a file.
-struct Source {
-    path: PathBuf,
-    /// The number of its clock.
-    clock: usize,
-    /// The numbers of its processes in the merged trace.
-    processes: HashMap<i64, i64>,
-    /// False if the file breaks off.
-    whole: bool,
-}
-
-/// The facts about all files.
-#[derive(Default)]
-struct Sources {
-    files: Vec<Source>,
-    clocks: Vec<Clock>,
-    /// The clock of the host that has started with this number.
-    hosts: BTreeMap<String, usize>,
-    /// Numbers of processes that are taken, and by which rank.
-    taken: BTreeMap<i64, Option<Rank>>,
-    /// Places of communicators, in the order in which they are found.
-    comms: BTreeMap<String, u64>,
-}
-
 /// Runs `hawser trace merge`.
 ///
 /// # Errors
 /// A file cannot be read or is no trace, or the merged one cannot be written.
 pub fn run(options: &Merge) -> Result<()> {
     let out = &options.output;
-    files::check_place(out)?;
-    let same =
-        |path: &PathBuf| path.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path));
-    if let Some(path) = options.files.iter().find(|path| same(path)) {
-        bail!("{} would be overwritten by the merged trace; give -o another name", path.display());
-    }
-    let mut sources = Sources::default();
-    let mut seen = BTreeSet::new();
-    for path in &options.files {
-        if seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
-            sources.look_into(path)?;
-        }
-    }
+    check(&options.files, out)?;
+    let sources = Sources::of(&options.files)?;
     let shifts = align(&sources.clocks);
     let mut count = 0;
     files::write_by(out, &mut |to| {
@@ -81,74 +46,18 @@ pub fn run(options: &Merge) -> Result<()> {
     output::print(&summary(&sources, &shifts, count, &out.display().to_string()))
 }
 
-impl Sources {
-    /// Reads a file for the first time.
-    fn look_into(&mut self, path: &Path) -> Result<()> {
-        let mut ranks: HashMap<i64, Rank> = HashMap::new();
-        let mut processes = BTreeSet::new();
-        let mut collectives = Collectives::default();
-        let mut own = Clock::new(path.display().to_string(), None);
-        let whole = read::events(path, &mut |event| {
-            let process = read::process(&event);
-            processes.insert(process);
-            if let Some(rank) = Rank::of(&event) {
-                ranks.entry(process).or_insert(rank);
-            }
-            if let Some(collective) = collectives.take(&event)
-                && let Some(rank) = ranks.get(&collective.process)
-            {
-                own.note(&rank.comm, &collective);
-            }
-            Ok(())
-        })?;
-        let boots: BTreeSet<&str> = ranks.values().map(|rank| &*rank.boot).collect();
-        if boots.len() > 1 {
-            bail!("{} holds ranks of several hosts: merge the files that it was made of", path.display());
-        }
-        let clock = self.clock(own, ranks.values().next());
-        for rank in ranks.values() {
-            let place = self.comms.len() as u64;
-            self.comms.entry(rank.comm.clone()).or_insert(place);
-        }
-        let number = |process: i64| (process, self.number(process, ranks.get(&process)));
-        let processes = processes.into_iter().map(number).collect();
-        self.files.push(Source { path: path.to_path_buf(), clock, processes, whole });
-        Ok(())
+/// Checks that a file can be written, and is none of those that are read.
+///
+/// # Errors
+/// There is no such place, or it is one of these.
+pub fn check(read: &[PathBuf], out: &Path) -> Result<()> {
+    files::check_place(out)?;
+    let is_it =
+        |path: &&PathBuf| path.canonicalize().ok().is_some_and(|path| out.canonicalize().ok() == Some(path));
+    if let Some(path) = read.iter().find(is_it) {
+        bail!("{} would be overwritten; give -o another name", path.display());
     }
-
-    /// The number of the clock of a file, to which what was found is added.
-    fn clock(&mut self, own: Clock, rank: Option<&Rank>) -> usize {
-        let fresh = self.clocks.len();
-        let at = match rank {
-            Some(rank) => *self.hosts.entry(rank.boot.clone()).or_insert(fresh),
-            None => fresh,
-        };
-        if at == fresh {
-            let name = rank.map_or_else(|| own.name.clone(), |rank| format!("host {}", rank.host));
-            self.clocks.push(Clock::new(name, rank.map(|rank| rank.wall)));
-        }
-        self.clocks[at].add(own);
-        at
-    }
-
-    /// A number of a process that no other file's process has. Files that go on with a rank share it.
-    fn number(&mut self, process: i64, rank: Option<&Rank>) -> i64 {
-        let mut number = process;
-        loop {
-            match self.taken.get(&number) {
-                None => break,
-                Some(owner) if owner.is_some() && owner.as_ref().map(place) == rank.map(place) => break,
-                Some(_) => number = (number & 0x7fff_ffff) % 0x7fff_fffe + 1,
-            }
-        }
-        self.taken.insert(number, rank.cloned());
-        number
-    }
-}
-
-/// The facts that tell a rank of a process from all others.
-fn place(rank: &Rank) -> (&str, u32, &str, u32) {
-    (&rank.comm, rank.rank, &rank.boot, rank.process)
+    Ok(())
 }
 
 /// Writes the merged trace; the number of its events.
@@ -189,9 +98,9 @@ fn change(event: &mut Event, sources: &Sources, (at, source): (usize, &Source), 
         event.insert("ts".into(), json!(time.saturating_add(by) as f64 / 1000.0));
     }
     if read::text(event, "name") == "process_sort_index"
-        && let Some(Some(rank)) = process.and_then(|number| sources.taken.get(&number))
+        && let Some(rank) = process.and_then(|number| sources.rank(number))
     {
-        let comm = sources.comms.get(&rank.comm).copied().unwrap_or(0);
+        let comm = sources.comm(&rank.comm);
         let place = (comm * RANKS_OF_COMM + u64::from(rank.rank)).min(i32::MAX as u64);
         event.insert("args".into(), json!({ "sort_index": place }));
     }
@@ -202,8 +111,7 @@ fn change(event: &mut Event, sources: &Sources, (at, source): (usize, &Source), 
         let first = sources.clocks[0].wall.unwrap_or(rank.wall);
         let monotonic = read::number(args, "realtime_ns").and_then(|wall| wall.checked_add_signed(-first));
         args.insert("monotonic_ns".into(), json!(monotonic.unwrap_or(0)));
-        let boot = sources.hosts.iter().find(|(_, clock)| **clock == 0).map(|(boot, _)| boot.as_str());
-        args.insert("boot".into(), json!(boot.unwrap_or("merged")));
+        args.insert("boot".into(), json!(sources.first_host()));
     }
 }
 

@@ -121,7 +121,7 @@ pub fn nanoseconds(microseconds: &Value) -> Option<i64> {
 }
 
 /// A rank, as the profiler describes it at the beginning of its file.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rank {
     /// The communicator's number, the same on all ranks, as the file has it.
     pub comm: String,
@@ -163,14 +163,14 @@ impl Rank {
     }
 }
 
-/// A collective of a rank, from its call to its end.
+/// A collective or message of a rank, from its call to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Collective {
     /// The process of the trace, which is a rank of a communicator.
     pub process: i64,
-    /// Its number on the communicator.
-    pub number: u64,
-    /// Its name, such as `AllReduce`.
+    /// Its number on the communicator; None for messages.
+    pub number: Option<u64>,
+    /// Its name, such as `AllReduce` or `Send`.
     pub name: String,
     /// The bytes of this rank's buffer.
     pub bytes: u64,
@@ -178,13 +178,11 @@ pub struct Collective {
     pub start: i64,
     /// The end, likewise.
     pub end: i64,
-    /// The algorithm, and its protocol.
-    pub algorithm: String,
     /// The communicator was closed before it was over.
     pub unfinished: bool,
 }
 
-/// Finds the collectives among the events of a trace: each is a pair of events.
+/// Finds the collectives and messages among the events of a trace: each is a pair of events.
 #[derive(Debug, Default)]
 pub struct Collectives {
     open: std::collections::HashMap<(i64, String), Collective>,
@@ -196,7 +194,8 @@ const MOST_OPEN: usize = 1 << 16;
 impl Collectives {
     /// Takes the next event; returns a collective that ends with it.
     pub fn take(&mut self, event: &Event) -> Option<Collective> {
-        if text(event, "cat") != "coll" {
+        let is_collective = text(event, "cat") == "coll";
+        if !is_collective && text(event, "cat") != "p2p" {
             return None;
         }
         let id = event.get("id2").and_then(Value::as_object).map(|id| text(id, "local").to_owned())?;
@@ -207,12 +206,11 @@ impl Collectives {
                 let start = time(event)?;
                 let collective = Collective {
                     process: key.0,
-                    number: number(args, "seq")?,
+                    number: number(args, "seq").filter(|_| is_collective),
                     name: text(event, "name").to_owned(),
                     bytes: number(args, "bytes").unwrap_or(0),
                     start,
                     end: start,
-                    algorithm: format!("{} {}", text(args, "algo"), text(args, "proto")),
                     unfinished: args.contains_key("unfinished"),
                 };
                 if self.open.len() < MOST_OPEN {
