@@ -88,6 +88,16 @@ impl Network {
         self.set_port(host, nic, "up");
     }
 
+    /// Drops what a host sends to TCP ports of other hosts, or lets it pass again.
+    pub fn block(&self, host: u32, ports: &[u16], is_blocked: bool) {
+        let verb = if is_blocked { "add" } else { "del" };
+        for port in ports {
+            let port = port.to_string();
+            let rule = ["-n", &self.host(host), "rule", verb, "ipproto", "tcp", "dport", &port, "blackhole"];
+            ip(&rule, "").unwrap_or_else(|why| panic!("the rules of host {host} cannot be changed: {why}"));
+        }
+    }
+
     /// The places where somebody on a host waits for TCP connections.
     pub fn listening(&self, host: u32) -> Vec<SocketAddr> {
         let read = || ["tcp", "tcp6"].map(|f| std::fs::read_to_string(format!("/proc/thread-self/net/{f}")));

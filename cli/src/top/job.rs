@@ -309,6 +309,7 @@ pub mod tests {
                 comms: vec![comm],
                 joining: Vec::new(),
                 neighbours: Vec::new(),
+                losses: Vec::new(),
             }
         };
         (0..ranks).map(report).collect()

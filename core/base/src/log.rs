@@ -27,7 +27,7 @@ use tracing_subscriber::registry::Registry;
 use crate::error::Error;
 use json::JsonLines;
 use lines::{NcclLines, Verbosity};
-pub use plugins::{for_plugins, on_stress};
+pub use plugins::{for_plugins, losses, on_stress};
 use sink::Sink;
 
 /// Targets of lines that a setting of their own asks for, whatever `NCCL_DEBUG` is.

@@ -397,7 +397,7 @@ impl TxConn {
             Err(Trouble::Socket(_)) if self.link.has_left() => {}
             Err(Trouble::Socket(loss)) => {
                 stats::add(&stats::LOST, 1);
-                self.link.info(format!("lost the control socket ({}), dialling again", loss.reason));
+                self.link.stress(format!("lost the control socket ({}), dialling again", loss.reason));
                 self.redial(Socket::Control);
             }
             Err(Trouble::Peer(text)) => {
@@ -414,7 +414,11 @@ impl TxConn {
     }
 
     fn pipe_lost(&self, index: usize, generation: u32, loss: &Loss) {
-        self.link.stress(format!("lost data socket {index} ({}), the others carry on", loss.reason));
+        // Its home, where it was dialled first and comes back to.
+        let home =
+            self.members.get(index % self.members.len().max(1)).map(|member| format!(" of {}", member.name));
+        let home = home.unwrap_or_default();
+        self.link.stress(format!("lost data socket {index}{home} ({}), the others carry on", loss.reason));
         let mut control = lock(&self.control);
         control.push(&Record::PipeDown { pipe: index as u16, generation });
         let trouble = control.flush();

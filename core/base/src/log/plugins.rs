@@ -1,11 +1,39 @@
 //! The log as plugins write to it.
 
-use std::sync::OnceLock;
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use hawser_plugin::{Level, Listener, Log};
 
 /// The function that is told when a plugin remarks on stress.
 static ON_STRESS: OnceLock<fn(&str)> = OnceLock::new();
+
+/// The losses that are kept.
+const KEPT: usize = 8;
+
+/// The last losses that plugins have told of, the oldest first.
+static LOSSES: Mutex<VecDeque<(Instant, String)>> = Mutex::new(VecDeque::new());
+
+/// Returns what nets have lost of late and for how long that has been so, the last one first.
+pub fn losses() -> Vec<(Duration, String)> {
+    let ago = |(at, text): &(Instant, String)| (at.elapsed(), text.clone());
+    lock_losses().iter().rev().map(ago).collect()
+}
+
+/// Keeps a loss; one that is told again counts from now on.
+fn keep_loss(what: &str) {
+    let mut losses = lock_losses();
+    losses.retain(|(_, known)| known != what);
+    losses.push_back((Instant::now(), what.to_owned()));
+    if losses.len() > KEPT {
+        losses.pop_front();
+    }
+}
+
+fn lock_losses() -> MutexGuard<'static, VecDeque<(Instant, String)>> {
+    LOSSES.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Returns the log that plugins write to, which is the library's own.
 pub fn for_plugins() -> Log {
@@ -33,6 +61,7 @@ impl Listener for OwnLog {
 
     fn stress(&self, what: &str) {
         super::info(super::Subsys::Net, || what.to_owned());
+        keep_loss(what);
         if let Some(hear) = ON_STRESS.get() {
             hear(what);
         }
@@ -49,5 +78,20 @@ fn subsystem(subsys: hawser_plugin::Subsys) -> super::Subsys {
         Theirs::REG => super::Subsys::Reg,
         Theirs::PROFILE => super::Subsys::Profile,
         _ => super::Subsys::Net,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_losses_are_kept_and_none_twice() {
+        let log = for_plugins();
+        (0..20).for_each(|rail| log.stress(format!("rail {rail} is stopped")));
+        log.stress("rail 15 is stopped");
+        let losses: Vec<String> = losses().into_iter().map(|(_, text)| text).collect();
+        assert_eq!(losses.len(), KEPT);
+        assert_eq!(losses[..3], ["rail 15 is stopped", "rail 19 is stopped", "rail 18 is stopped"]);
     }
 }

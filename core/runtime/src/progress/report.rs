@@ -1,6 +1,9 @@
 //! What a process says of itself when it is asked: its ranks, what is open on each, and whom each waits for.
 
+use std::time::Duration;
+
 use hawser_base::liveness::Identity;
+use hawser_base::log;
 use serde::{Deserialize, Serialize};
 
 use super::joining::JoiningReport;
@@ -12,6 +15,8 @@ use super::process_state::ProcessState;
 const OPERATIONS: usize = 12;
 /// Open operations of each other communicator.
 const OTHERS: usize = 2;
+/// Losses of nets that a report holds, and the letters of each.
+const LOSSES: (usize, usize) = (4, 200);
 /// Communicators of a report.
 const MOST_COMMS: usize = 64;
 
@@ -32,6 +37,29 @@ pub struct ProcessReport {
     pub joining: Vec<JoiningReport>,
     /// The kernel's word on the processes of other ranks of its host, by rank of the first of `comms`.
     pub neighbours: Vec<(u32, ProcessState)>,
+    /// The losses of its nets, the last one first.
+    pub losses: Vec<Loss>,
+}
+
+/// Something that a net has lost, such as a rail, and goes on without.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Loss {
+    /// Milliseconds since it was noticed.
+    pub age_ms: u64,
+    /// The net's words.
+    pub text: String,
+}
+
+impl Loss {
+    /// The losses of this process.
+    fn own() -> Vec<Self> {
+        let (most, letters) = LOSSES;
+        let of = |(age, text): (Duration, String)| Self {
+            age_ms: u64::try_from(age.as_millis()).unwrap_or(u64::MAX),
+            text: text.chars().filter(|letter| !letter.is_control()).take(letters).collect(),
+        };
+        log::losses().into_iter().take(most).map(of).collect()
+    }
 }
 
 /// A rank of a communicator.
@@ -126,6 +154,7 @@ impl ProcessReport {
             comms: views.into_iter().map(CommReport::of_view).collect(),
             joining: Vec::new(),
             neighbours: Vec::new(),
+            losses: Vec::new(),
         }
     }
 
@@ -148,6 +177,7 @@ impl ProcessReport {
             comms,
             joining: Vec::new(),
             neighbours: Vec::new(),
+            losses: Loss::own(),
         }
     }
 

@@ -7,6 +7,7 @@
 //! differ, and ranks that have ended or are stopped.
 
 mod meetings;
+mod rails;
 pub mod rows;
 mod slow;
 
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use super::operation::{Operation, Stage, Waits, What};
 use super::process_state::ProcessState;
-use super::report::{CommReport, ProcessReport};
+use super::report::{CommReport, Loss, ProcessReport};
 use crate::op_number::{MESSAGES, operation as number_text};
 
 /// The facts that are known when a verdict is asked for.
@@ -108,6 +109,8 @@ pub enum Cause {
     KernelSilent,
     /// Ranks of one operation wait for each other: what was sent did not come.
     Lost,
+    /// A net has lost a rail, and what was sent over it does not come.
+    RailDown,
     /// All goes on, but a rank keeps the others waiting in nearly all operations.
     Slow,
     /// Ranks have not come to init.
@@ -159,6 +162,24 @@ impl<'a> Case<'a> {
     }
 
     fn judge(&self) -> Finding {
+        let finding = self.judge_ranks();
+        let losses = self.losses();
+        rails::with_losses(finding, &losses, |rank| self.who(rank))
+    }
+
+    /// The losses of nets that may have to do with what is open, by rank.
+    fn losses(&self) -> Vec<(u32, &'a Loss)> {
+        let open = self.comms.values().filter_map(|(_, comm)| comm.open());
+        let oldest = open.map(|operation| operation.age_ms).max().unwrap_or(0);
+        let recent = |loss: &&Loss| loss.age_ms <= oldest.saturating_add(rails::BEFORE_MS);
+        let of_rank = |(rank, (report, _)): (&u32, &(&'a ProcessReport, &'a CommReport))| {
+            let (rank, report) = (*rank, *report);
+            report.losses.iter().filter(recent).map(move |loss| (rank, loss)).collect::<Vec<_>>()
+        };
+        self.comms.iter().flat_map(of_rank).collect()
+    }
+
+    fn judge_ranks(&self) -> Finding {
         let stuck = self.comms.iter().find(|(_, (_, comm))| comm.open().is_some());
         let is_open = stuck.is_some() || self.comms.values().any(|(_, comm)| comm.queued.is_some());
         // First of all: a rank whose call was another one may be through with it, and have left.

@@ -83,6 +83,7 @@ mod tests {
             comms: Vec::new(),
             joining,
             neighbours: Vec::new(),
+            losses: Vec::new(),
         }
     }
 

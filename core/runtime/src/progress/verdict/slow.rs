@@ -113,6 +113,7 @@ mod tests {
                 comms: vec![comm],
                 joining: Vec::new(),
                 neighbours: Vec::new(),
+                losses: Vec::new(),
             }
         };
         let reports: Vec<ProcessReport> = calls.iter().enumerate().map(report).collect();

@@ -54,6 +54,7 @@ fn process(rank: u32, comms: Vec<CommReport>) -> ProcessReport {
         comms,
         joining: Vec::new(),
         neighbours: Vec::new(),
+        losses: Vec::new(),
     }
 }
 
@@ -254,4 +255,45 @@ fn a_graph_that_was_not_replayed_is_told_as_such() {
     comms[1].operations.iter_mut().for_each(|operation| operation.stage = Stage::Done);
     comms[1].waits.clear();
     check(&evidence(each_alone(comms)), Cause::NotCalled, &[1], &["a graph with it was not replayed there"]);
+}
+
+/// A loss that was noticed before so many milliseconds.
+fn lost(report: &mut ProcessReport, age_ms: u64) {
+    let text =
+        "Socket: sender to 10.0.1.7: lost data socket 1 of eth1 (no answer from the peer's host)".into();
+    report.losses.push(Loss { age_ms, text });
+}
+
+#[test]
+fn a_rail_that_was_lost_is_the_reason_where_nothing_comes() {
+    let mut reports = each_alone(all_in_one());
+    lost(&mut reports[2], 64_500);
+    let found = verdict(&evidence(reports.clone()));
+    assert_eq!((found.cause, &found.guilty[..]), (Cause::RailDown, &[2][..]), "{}", found.text());
+    for part in ["a net has lost a rail", "rank 2 (host alpha, process 102) says since 64.5 s", "of eth1"] {
+        assert!(found.sentence.contains(part), "{}", found.sentence);
+    }
+    // One that came long before is no reason.
+    reports[2].losses[0].age_ms = 65_000 + 31_000;
+    assert_eq!(verdict(&evidence(reports)).cause, Cause::Lost);
+}
+
+#[test]
+fn a_rail_that_was_lost_is_told_beside_other_reasons() {
+    let mut comms = all_in_one();
+    comms[1].operations.pop();
+    comms[1].collectives = 3;
+    comms[1].waits.clear();
+    let mut reports = each_alone(comms);
+    lost(&mut reports[0], 1_000);
+    let found = verdict(&evidence(reports));
+    assert_eq!((found.cause, &found.guilty[..]), (Cause::NotCalled, &[1][..]), "{}", found.text());
+    assert!(found.sentence.contains("beside that, the net of rank 0") && found.sentence.contains("eth1"));
+    // Where a host does not answer, its peers may know why.
+    let mut reports = each_alone(all_in_one());
+    reports.remove(3);
+    lost(&mut reports[2], 64_500);
+    let found = verdict(&evidence(reports));
+    assert_eq!((found.cause, &found.guilty[..]), (Cause::Silent, &[3][..]), "{}", found.text());
+    assert!(found.sentence.contains("beside that, the net of rank 2"), "{}", found.sentence);
 }
