@@ -43,6 +43,9 @@ pub struct Measured {
     pub trial: bool,
     /// The microseconds from the moment when all ranks had begun: the shortest time of all ranks.
     pub us: f32,
+    /// The microseconds that the operation took of the job: the mean over ranks of the whole time from its
+    /// begin to its end, with the waiting for others. What operations leave to those behind them shows here.
+    pub cost_us: f32,
     /// The rank that began last, and by how many microseconds it was behind the one before it; None = it is
     /// not known.
     pub late: Option<(u32, f32)>,

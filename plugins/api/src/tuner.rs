@@ -309,7 +309,8 @@ pub trait TunerContext: Send + Sync {
     /// Whether an operation is for trying something, and what: the questions about it then have this number
     /// as [`Question::trial`]. Operations are numbered alike on all ranks, from 0. The host keeps answers by
     /// this number, so there must be few different ones (16). It does not ask for operations that are
-    /// captured into a graph. This is a pure function; the host calls it for every operation.
+    /// captured into a graph. The four operations before one that is for trying something are measured, too,
+    /// so that there is something to compare. This is a pure function; the host calls it for every operation.
     fn trial(&self, operation: u64) -> Option<u32> {
         let _ = operation;
         None

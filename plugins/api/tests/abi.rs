@@ -259,6 +259,7 @@ fn a_tuner_learns_until_it_panics() {
         decision: Decision::new(Algorithm::program(3), Executor::Fused, Protocol::Ll128).with_channels(5),
         trial: true,
         us: 1.5,
+        cost_us: 2.25,
         late,
     };
     let file = SettingsFile { name: "x".into(), text: "y".into() };

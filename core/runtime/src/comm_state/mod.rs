@@ -53,7 +53,7 @@ use crate::stream_order::Order;
 use crate::transport::net::{ConnectionKey, EventRecorder, Net};
 use crate::transport::suspend::Suspended;
 use crate::transport::{PeerMemory, bytes_of};
-use crate::tuning::call_attributes::is_drawn;
+use crate::tuning::call_attributes::{TIMED_BEFORE, is_drawn};
 use crate::tuning::{CallAttributes, OpTimings, TimedOp, TunedDecision, Tuners, Windows};
 
 /// Everything a communicator has once bring-up is over. Freed when the last launch and handle let go.
@@ -230,7 +230,8 @@ impl CommState {
     ) -> Result<(CallAttributes, bool)> {
         let wants = tuners.wants();
         let trial = if wants.times { tuners.trial(number) } else { None };
-        let is_timed = wants.times && (trial.is_some() || is_drawn(number));
+        let is_before = || tuners.trial(number.saturating_add(TIMED_BEFORE)).is_some();
+        let is_timed = wants.times && (trial.is_some() || is_drawn(number) || is_before());
         let in_graph = (wants.in_graph || is_timed) && self.device.stream_state(stream)?.capture.is_some();
         let registered = self.windows.hold(call, self.topology.size());
         // What is captured keeps its plan: nothing is tried there, and nobody knows when it runs.

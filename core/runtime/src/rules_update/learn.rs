@@ -6,6 +6,7 @@
 //! ```
 //!
 //! The shortest time of all ranks is that of the operation: whoever begins last does not wait for anybody.
+//! The mean of all is what the operation costs the job, waiting included.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -146,7 +147,8 @@ fn measured(ran: &Ran, times: &BTreeMap<u32, u64>) -> Option<Measured> {
     let next = times.iter().filter(|(other, _)| **other != rank).map(|(_, nanos)| *nanos).min();
     let Ran { function, bytes, decision, trial } = *ran;
     let late = next.map(|next| (rank, micros(next - least)));
-    Some(Measured { function, bytes, decision, trial, us: micros(least), late })
+    let cost_us = times.values().map(|nanos| micros(*nanos)).sum::<f32>() / times.len() as f32;
+    Some(Measured { function, bytes, decision, trial, us: micros(least), cost_us, late })
 }
 
 /// Times as a message: the number of each operation, and its nanoseconds.
@@ -186,6 +188,7 @@ mod tests {
         assert_eq!(gather.add(7, 1, 2_500, None), None);
         let measured = gather.add(7, 0, 8_500, Some(RAN)).unwrap();
         assert_eq!((measured.us, measured.late, measured.trial), (2.5, Some((1, 6.0)), true));
+        assert!((measured.cost_us - 20.0 / 3.0).abs() < 1e-3, "{measured:?}");
         assert_eq!((measured.function, measured.bytes), (Function::AllReduce, 4096));
         assert_eq!(gather.open.len(), 1);
         for number in 100..2_000 {

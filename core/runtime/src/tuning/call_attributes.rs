@@ -12,6 +12,8 @@ use hawser_plan::Call;
 
 /// Where somebody learns from times, one of 2^4 collectives is timed, beside those of trials.
 const TIMED_BITS: u32 = 4;
+/// So many collectives before one of a trial are timed as well, to compare.
+pub const TIMED_BEFORE: u64 = 4;
 
 /// The attributes of a call that tuners may ask about and the call itself does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hawser_plugin::learner::{Learner, Measured, Proposal};
 use hawser_plugin::tuner::{SettingsFile, TunerConfig};
-use hawser_plugin::{Log, Subsys};
+use hawser_plugin::{Level, Log, Subsys};
 
 use super::policy::{Class, Learned, Policy, Table, Way};
 use super::{Adaptive, is_tried};
@@ -70,10 +70,12 @@ impl Learner for Learning {
     }
 
     fn measured(&mut self, measured: &Measured, now: Duration) {
-        let &Measured { function, bytes, decision, trial, us, late } = measured;
+        let &Measured { function, bytes, decision, trial, us, cost_us, late } = measured;
         if self.adaptive.is_some() && is_tried(function) {
             let what = (Class::of(function, bytes), Way::from(decision), trial);
-            self.policy.measured(what, us, late, now);
+            if let Some(text) = self.policy.measured(what, (us, cost_us), late, now) {
+                self.log.line(Level::Trace, Subsys::TUNING, &text);
+            }
         }
     }
 

@@ -4,13 +4,15 @@
 //! The **floor** is what would run anyway: the rules of the files, else the cost model. Everything else
 //! follows from three things:
 //!
-//! * **Trials.** Of every `period` operations one, drawn by its number, runs another candidate than usual
-//!   ([`Adaptive::trial`], [`pick`]). That is a pure function of the operation's number, the call and what
-//!   all ranks have agreed on, so ranks need not talk for it, and the budget cannot be exceeded.
-//! * **The slow loop** ([`Policy`]), on rank 0 only, compares the measured times of trials with those of what
-//!   usually runs, by class of calls (collective and power of two of bytes). What is clearly better becomes a
-//!   rule, what is hopeless is not tried again for a while, and a rule that is not better than the floor any
-//!   more goes. Such a change is a text ([`Learning`]) that all ranks take at one operation, or none does.
+//! * **Trials.** [`WINDOW`] operations in a row, drawn by their numbers, run another candidate than usual
+//!   ([`Adaptive::trial`], [`pick`]); of every `period` operations one is for a trial. That is a pure function
+//!   of the operation's number, the call and what all ranks have agreed on, so ranks need not talk for it,
+//!   and the budget cannot be exceeded.
+//! * **The slow loop** ([`Policy`]), on rank 0 only, compares what operations of a trial cost the job with
+//!   those just before them, by class of calls (collective and power of two of bytes). What is clearly better
+//!   becomes a rule, what is hopeless is not tried again for a while, and a rule that is not better than the
+//!   floor any more goes. Such a change is a text ([`Learning`]) that all ranks take at one operation, or
+//!   none does.
 //! * **The fast loop** ([`Policy`] too) sees stress: operations far over their usual times, a rank that is
 //!   late, or what the host tells. Then the floor counts, without trials, until it has been calm for a time
 //!   that doubles when stress returns.
@@ -35,6 +37,8 @@ use crate::rule::Rule;
 pub const DEFAULT_BUDGET: f64 = 0.01;
 /// The largest share.
 pub const MOST_BUDGET: f64 = 0.1;
+/// Operations in a row that are one trial. What a way leaves to the next operation counts for it that way.
+pub const WINDOW: u64 = 4;
 /// Trials that differ: a candidate is tried when its turn comes. Each is planned once for every kind of call.
 const TURNS: u64 = 16;
 /// Candidates that the cost model takes for so many times slower than the best one are not tried.
@@ -54,13 +58,16 @@ impl Adaptive {
         Self { period }
     }
 
-    /// The trial that an operation is for, if it is for one: one operation of each period, drawn by the
-    /// number of the period, so that no class of calls is left out because calls repeat.
+    /// The trial that an operation is for, if it is for one. Of [`WINDOW`] periods one window is for a trial,
+    /// drawn by its number, so that no class of calls is left out because calls repeat. Before it come at
+    /// least as many operations that are for none, to compare.
     #[inline]
     pub fn trial(self, operation: u64) -> Option<u32> {
-        let round = operation.checked_div(self.period)?;
-        let drawn = scramble(round);
-        (operation % self.period == drawn % self.period).then_some((drawn >> 32) as u32 % TURNS as u32)
+        let length = self.period * WINDOW;
+        let round = operation.checked_div(length)?;
+        let first = WINDOW + scramble(round) % (length - 2 * WINDOW + 1);
+        let within = operation % length;
+        (first..first + WINDOW).contains(&within).then_some((round % TURNS) as u32)
     }
 }
 

@@ -6,25 +6,32 @@
 //! agreed stressed ─► ───────────────────────────────────────────────────────────────────────┘
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use hawser_plugin::tuner::{Algorithm, Decision, Executor, Function, Protocol};
 
+use super::WINDOW;
 use super::times::Times;
 use crate::names;
 use crate::range;
 
-/// Times on both sides that a verdict for or against a choice needs.
+/// Windows that a verdict for or against a choice needs, and measured operations until something is usual.
 const ENOUGH: usize = 8;
-/// What replaces another way is faster by this factor in the median, and most of its times are below most of
-/// the other's. Times of trials count as shares of what was usual at that moment.
+/// What replaces another way costs less by this factor in the median, and less at all in most windows. The
+/// cost of a window counts as a share of that of the operations just before it.
 const GAIN: f32 = 0.95;
 const MOST: f32 = 0.8;
-/// Times after which a way may be found hopeless.
+/// Windows after which a way may be found hopeless.
 const FEW: usize = 3;
-/// A hopeless way takes so many times longer, even at its best.
+/// A hopeless way takes so many times longer, even at its best; one that takes far longer needs one window
+/// less.
 const HOPELESS: f32 = 1.5;
+const FAR: f32 = 3.0;
+/// A way that costs less by this factor in every window needs no second verdict.
+const CLEAR: f32 = 0.9;
+/// What was learned goes at once if most of its operations cost so many times what the floor's did.
+const WORSE: f32 = 1.1;
 /// The time for which a hopeless way is not tried.
 const AVOIDED_FOR: Duration = Duration::from_secs(600);
 /// So many times the usual is stress, if it comes [`STRIKES`] times in a row.
@@ -33,8 +40,10 @@ const STRIKES: u32 = 3;
 /// How long it has to be calm before what was learned counts again: at first, and at most.
 const FIRST_HOLD: Duration = Duration::from_secs(10);
 const MOST_HOLD: Duration = Duration::from_secs(600);
-/// How far apart changes are which are not urgent: each one makes all ranks plan their calls anew.
-const PAUSE: Duration = Duration::from_secs(2);
+/// How far apart changes are which are not urgent, since each one makes all ranks plan their calls anew: at
+/// first, and at most. It doubles with each, so at rest there are no more than three in an hour.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const MOST_PAUSE: Duration = Duration::from_secs(1200);
 
 /// Calls that are judged together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,11 +119,11 @@ pub struct Table {
 pub struct Learned {
     /// The way that runs.
     pub way: Way,
-    /// Its median when that was found, in microseconds.
+    /// The median of what an operation cost when that was found, in microseconds.
     pub us: f32,
     /// The way that the floor takes.
     pub floor: Way,
-    /// Its median then.
+    /// What an operation cost by that one then.
     pub floor_us: f32,
 }
 
@@ -132,6 +141,8 @@ pub struct Policy {
     open: Option<(Table, Vec<String>)>,
     /// No wish before.
     not_before: Duration,
+    /// The time between the last change and the next one.
+    pause: Duration,
     is_urgent: bool,
     /// The floor counts until then.
     until: Duration,
@@ -146,6 +157,10 @@ struct State {
     ways: Vec<Known>,
     /// The way that runs if nothing is tried.
     usual: Option<Way>,
+    /// What the last operations cost that were for no trial.
+    before: VecDeque<f32>,
+    /// The trial that is going on.
+    window: Vec<f32>,
     /// Operations in a row that were far over their usual times.
     strikes: u32,
     late: Times,
@@ -159,18 +174,20 @@ struct Known {
     way: Way,
     /// Times while it was the usual way, in microseconds.
     recent: Times,
-    /// Each of those as a share of the median before it.
-    spread: Times,
-    /// Times in trials, each as a share of the usual way's median at that moment: a machine may be slower for
-    /// a while.
+    /// What those operations cost.
+    costs: Times,
+    /// What an operation cost in each trial, as a share of what those just before it cost: a machine may be
+    /// slower for a while.
     tried: Times,
+    /// The verdict before was that it is better: a second one decides.
+    was_better: bool,
 }
 
 impl State {
     fn of(&mut self, way: Way) -> &mut Known {
         let at = self.ways.iter().position(|known| known.way == way).unwrap_or_else(|| {
-            let [recent, spread, tried] = Default::default();
-            self.ways.push(Known { way, recent, spread, tried });
+            let [recent, costs, tried] = Default::default();
+            self.ways.push(Known { way, recent, costs, tried, was_better: false });
             self.ways.len() - 1
         });
         &mut self.ways[at]
@@ -183,40 +200,44 @@ impl State {
 }
 
 impl Policy {
-    /// How long an operation of a class took by a way: microseconds; `late` is the rank that began last, and
-    /// by how much.
+    /// How long an operation of a class took by a way, and what it cost the job, in microseconds; `late` is
+    /// the rank that began last, and by how much. Returns a line about a trial that is over.
     pub fn measured(
         &mut self,
         (class, way, is_trial): (Class, Way, bool),
-        us: f32,
+        (us, cost): (f32, f32),
         late: Option<(u32, f32)>,
         now: Duration,
-    ) {
+    ) -> Option<String> {
         let state = self.classes.entry(class).or_default();
         if is_trial && state.usual != Some(way) {
-            let Some(usual) = state.usual.and_then(|usual| state.known(usual)) else { return };
-            let share = us / usual.recent.median();
-            state.of(way).tried.push(share);
+            let share = state.tried(way, cost)?;
             if !self.wanted.is_floor {
                 self.judge(class, way, now);
             }
-            return;
+            return Some(format!("{class}: a trial of {way} costs {share:.2} of what was usual before it"));
         }
+        state.window.clear();
         if !is_trial {
+            if state.usual != Some(way) {
+                state.before.clear();
+            }
             state.usual = Some(way);
+            state.before.push_back(cost);
+            if state.before.len() > WINDOW as usize {
+                state.before.pop_front();
+            }
         }
         let stress = state.stress(class, way, us, late.filter(|_| !is_trial));
         let known = state.of(way);
-        if known.recent.count() >= ENOUGH {
-            let share = us / known.recent.median();
-            known.spread.push(share);
-        }
         known.recent.push(us);
+        known.costs.push(cost);
         match stress {
             Some(what) => self.stressed(&what, now),
             None if self.wanted.is_floor => {}
             None => self.look_back(class, way),
         }
+        None
     }
 
     /// Something makes operations slow: back to the floor, at once.
@@ -240,6 +261,7 @@ impl Policy {
         }
         if self.wanted.is_floor && now >= self.until {
             self.wanted.is_floor = false;
+            self.is_urgent = true;
             self.calm_since = Some(now);
             // What was measured before has to prove itself again.
             self.classes.clear();
@@ -267,12 +289,13 @@ impl Policy {
         let Some((table, mut reasons)) = self.open.take() else { return };
         if is_agreed {
             self.agreed = table;
-            self.not_before = now + PAUSE;
+            self.pause = (self.pause * 2).clamp(FIRST_PAUSE, MOST_PAUSE);
+            self.not_before = now + self.pause;
         } else {
             // It comes again, for the same reasons and those that came meanwhile.
             reasons.append(&mut self.reasons);
             self.reasons = reasons;
-            self.not_before = now + PAUSE * 5;
+            self.not_before = now + self.pause.max(FIRST_PAUSE) * 4;
         }
     }
 
@@ -280,38 +303,41 @@ impl Policy {
     fn judge(&mut self, class: Class, way: Way, now: Duration) {
         let Some(state) = self.classes.get_mut(&class) else { return };
         let Some(usual) = state.usual.and_then(|usual| state.known(usual)) else { return };
-        let Some(own) = state.ways.iter().find(|known| known.way == way).map(|known| &known.tried) else {
-            return;
-        };
-        let (other, other_us, share) = (usual.way, usual.recent.median(), own.median());
+        let Some(known) = state.ways.iter().find(|known| known.way == way) else { return };
+        let own = &known.tried;
+        let (other, other_us, share) = (usual.way, usual.costs.median(), own.median());
         let us = share * other_us;
         let learned = self.wanted.learned.get(&class).copied();
         let is_floor = learned.is_some_and(|learned| learned.floor == way);
-        if own.count() >= FEW && own.quantile(0.0) > HOPELESS && !is_floor {
+        let least = own.quantile(0.0);
+        let is_hopeless = own.count() >= FEW && least > HOPELESS || own.count() + 1 >= FEW && least > FAR;
+        if is_hopeless && !is_floor {
             if !self.wanted.avoided.iter().any(|(c, w, _)| (*c, *w) == (class, way)) {
                 self.wanted.avoided.push((class, way, now + AVOIDED_FOR));
                 self.reasons.push(format!("{class}: {way} is hopeless: {us:.1} µs, {other} {other_us:.1}"));
             }
             return;
         }
-        if own.count() < ENOUGH || usual.spread.count() < ENOUGH {
+        if own.count() < ENOUGH {
             return;
         }
-        let is_better = share <= GAIN && own.quantile(MOST) < usual.spread.quantile(1.0 - MOST);
+        let is_better = share <= GAIN && own.quantile(MOST) < 1.0;
+        let [is_clear, was_better] = [own.quantile(1.0) < CLEAR, known.was_better];
         match learned {
             Some(learned) if is_floor && share <= 1.0 => {
                 let text = format!("is not better than {way} any more: {other_us:.1} and {us:.1} µs");
                 return self.give_up(class, learned, &text);
             }
-            before if is_better && !is_floor && before.is_none_or(|learned| learned.way != way) => {
-                let spread = |shares: &Times| {
-                    let [least, most] = [1.0 - MOST, MOST].map(|part| shares.quantile(part) * other_us);
-                    format!("({least:.1} to {most:.1})")
-                };
+            before
+                if is_better
+                    && (is_clear || was_better)
+                    && !is_floor
+                    && before.is_none_or(|learned| learned.way != way) =>
+            {
+                let [least, most] = [1.0 - MOST, MOST].map(|part| own.quantile(part) * other_us);
                 self.reasons.push(format!(
-                    "{class}: {way} instead of {other}: {us:.1} µs {} against {other_us:.1} {}",
-                    spread(own),
-                    spread(&usual.spread)
+                    "{class}: {way} instead of {other}: {us:.1} µs ({least:.1} to {most:.1}) against \
+                     {other_us:.1} µs in the operations before"
                 ));
                 let floor = before.map_or((other, other_us), |learned| (learned.floor, learned.floor_us));
                 let learned = Learned { way, us, floor: floor.0, floor_us: floor.1 };
@@ -320,8 +346,9 @@ impl Policy {
             }
             _ => {}
         }
-        // Each verdict has times of its own: whoever looks often enough sees chance.
-        state.of(way).tried = Times::default();
+        // Each verdict has windows of its own: whoever looks often enough sees chance.
+        let known = state.of(way);
+        (known.tried, known.was_better) = (Times::default(), is_better);
     }
 
     /// What was learned is in use: it has to stay below what the floor took when it was replaced.
@@ -329,8 +356,10 @@ impl Policy {
         let learned = self.wanted.learned.get(&class).copied();
         let Some(learned) = learned.filter(|learned| learned.way == way) else { return };
         let Some(own) = self.classes.get(&class).and_then(|state| state.known(way)) else { return };
-        if own.recent.quantile(1.0 - MOST) > learned.floor_us {
-            let (us, floor, floor_us) = (own.recent.median(), learned.floor, learned.floor_us);
+        if own.costs.count() >= ENOUGH && own.costs.quantile(1.0 - MOST) > WORSE * learned.floor_us {
+            let (us, floor, floor_us) = (own.costs.median(), learned.floor, learned.floor_us);
+            // The floor does not wait for what is slower.
+            self.is_urgent = true;
             let text = format!("takes {us:.1} µs by now, {floor} took {floor_us:.1} before");
             self.give_up(class, learned, &text);
         }
@@ -344,6 +373,23 @@ impl Policy {
 }
 
 impl State {
+    /// One more operation of a trial. When the trial is over: what an operation of it cost as a share of what
+    /// those just before it cost. The first one does not count: it has what the usual way has left.
+    fn tried(&mut self, way: Way, cost: f32) -> Option<f32> {
+        self.window.push(cost);
+        if self.window.len() < WINDOW as usize {
+            return None;
+        }
+        let own = median(self.window.iter().skip(1))?;
+        self.window.clear();
+        let usual = self.usual?;
+        self.known(usual)?;
+        let before = median(self.before.iter()).filter(|before| *before > 0.0)?;
+        let share = own / before;
+        self.of(way).tried.push(share);
+        Some(share)
+    }
+
     /// What is wrong, if an operation that was no trial makes it the third time in a row.
     fn stress(&mut self, class: Class, way: Way, us: f32, late: Option<(u32, f32)>) -> Option<String> {
         let recent = self.known(way).map(|known| &known.recent)?;
@@ -366,4 +412,13 @@ impl State {
             format!("rank {rank} begins {class} {behind:.1} µs after all others")
         })
     }
+}
+
+/// The median, between two of an even number; None without any.
+fn median<'a>(all: impl Iterator<Item = &'a f32>) -> Option<f32> {
+    let mut sorted: Vec<f32> = all.copied().collect();
+    sorted.sort_by(f32::total_cmp);
+    let middle = sorted.len() / 2;
+    let upper = *sorted.get(middle)?;
+    Some(if sorted.len().is_multiple_of(2) { (sorted[middle - 1] + upper) / 2.0 } else { upper })
 }

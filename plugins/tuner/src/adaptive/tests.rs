@@ -39,6 +39,8 @@ struct World {
     us: [f32; 5],
     /// All times are longer by up to this share, and one of a hundred is ten times as long.
     noise: f32,
+    /// What operations cost the job, as a multiple of the time that they take once all ranks have begun.
+    leaves: [f32; 5],
     random: u64,
     /// The candidates that were taken, by operation.
     taken: Vec<u8>,
@@ -67,6 +69,7 @@ impl World {
             number: 0,
             us,
             noise,
+            leaves: [1.0; 5],
             random: seed,
             taken: Vec::new(),
             trials: 0,
@@ -84,9 +87,10 @@ impl World {
         (super::scramble(self.random) >> 40) as f32 / (1 << 24) as f32
     }
 
-    fn time(&mut self, at: usize) -> f32 {
+    /// The factor by which noise makes an operation longer, by whatever way.
+    fn longer(&mut self) -> f32 {
         let long = if self.draw() < 0.01 { 10.0 } else { 1.0 };
-        self.us[at] * long * (1.0 + self.noise * self.draw())
+        long * (1.0 + self.noise * self.draw())
     }
 
     /// So many operations.
@@ -105,15 +109,18 @@ impl World {
         let mut list = std::array::from_fn::<_, 5, _>(|at| Candidate::predicted(decision(at), PREDICTED[at]));
         let taken = self.context.tune(&question, &mut list).unwrap().order.expect("a rule decides");
         let trial = question.trial.is_some();
-        let (us, floor) = (self.time(taken), self.time(0));
-        self.spent += f64::from(us);
+        let longer = self.longer();
+        let (us, floor) = (self.us[taken] * longer, self.us[0] * self.leaves[0] * longer);
+        let cost_us = us * self.leaves[taken];
+        self.spent += f64::from(cost_us);
         self.floor += f64::from(floor);
         self.trials += u64::from(trial);
         self.taken.push(taken as u8);
-        self.now += Duration::from_secs_f32(us / 1e6);
-        if self.context.wants_times() && (trial || at.is_multiple_of(16)) {
+        self.now += Duration::from_secs_f32(cost_us / 1e6);
+        let is_before = self.context.trial(at + super::WINDOW).is_some();
+        if self.context.wants_times() && (trial || is_before || at.is_multiple_of(16)) {
             let (function, bytes, late) = (Function::AllReduce, BYTES, self.late);
-            let measured = Measured { function, bytes, decision: decision(taken), trial, us, late };
+            let measured = Measured { function, bytes, decision: decision(taken), trial, us, cost_us, late };
             self.learning.measured(&measured, self.now);
         }
         self.number += 1;
@@ -139,19 +146,23 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Of every period of operations one is a trial, never more; calls that repeat all have their turn.
+    /// Of every period of operations one is for a trial, never more, in windows that have as many others
+    /// before them; calls that repeat all have their turn.
     #[test]
     fn the_budget_is_kept(budget in 0.0005f64..0.1, first in 0u64..1 << 50, pattern in 1u64..12) {
         let adaptive = Adaptive::with_budget(budget);
-        let first = first - first % adaptive.period;
+        let length = adaptive.period * super::WINDOW;
+        let first = first - first % length;
         let trials = |round: u64| {
-            let all = first + round * adaptive.period..first + (round + 1) * adaptive.period;
+            let all = first + round * length..first + (round + 1) * length;
             all.filter(|operation| adaptive.trial(*operation).is_some()).collect::<Vec<_>>()
         };
         let mut met = std::collections::BTreeSet::new();
         for round in 0..200 {
             let trials = trials(round);
-            prop_assert_eq!(trials.len(), 1);
+            prop_assert_eq!(trials.len() as u64, super::WINDOW);
+            prop_assert_eq!(trials[3], trials[0] + 3);
+            prop_assert!((1..=4).all(|back| adaptive.trial(trials[0] - back).is_none()));
             met.insert(trials[0] % pattern);
         }
         prop_assert_eq!(met.len() as u64, pattern);
@@ -169,7 +180,7 @@ proptest! {
         let mut world = World::new(us, noise, seed);
         world.run(60_000);
         prop_assert!(world.trials <= 600, "{}", world.trials);
-        prop_assert!(world.spent <= world.floor * 1.03, "{} over {}: {:?}", world.spent, world.floor, world.proposals);
+        prop_assert!(world.spent <= world.floor * 1.02, "{} over {}: {:?}", world.spent, world.floor, world.proposals);
         let best = (0..5u8).min_by(|a, b| us[*a as usize].total_cmp(&us[*b as usize])).unwrap();
         if us[best as usize] < 700.0 {
             let (spent, floor) = (world.spent, world.floor);
@@ -189,7 +200,7 @@ fn a_better_way_is_taken_and_a_hopeless_one_is_left_alone() {
     world.run(30_000);
     assert!(world.share(1, 10_000) > 0.98, "{:?}", world.proposals);
     let tried = world.taken.iter().filter(|taken| **taken == 3).count();
-    assert!((3..10).contains(&tried), "{tried} trials of what is hopeless: {:?}", world.proposals);
+    assert!((8..40).contains(&tried), "{tried} trials of what is hopeless: {:?}", world.proposals);
     let text = world.proposals.join("\n");
     for part in [
         "all_reduce of 64K..128K: tree/interpreter/simple instead of ",
@@ -202,7 +213,35 @@ fn a_better_way_is_taken_and_a_hopeless_one_is_left_alone() {
     let before = world.taken.len();
     world.run(2_000_000);
     let again = world.taken[before..].iter().filter(|taken| **taken == 3).count();
-    assert!((3..20).contains(&again), "{again}");
+    assert!((8..80).contains(&again), "{again}");
+}
+
+/// A way that leaves its work to the next operation looks short by itself; what the job pays decides.
+#[test]
+fn what_looks_short_and_costs_more_is_not_taken() {
+    let mut world = World::new([1000.0, 400.0, 850.0, 5000.0, 5000.0], 0.1, 9);
+    world.leaves = [1.0, 3.0, 1.0, 1.0, 1.0];
+    world.run(60_000);
+    assert!(world.share(1, 60_000) < 0.01, "{:?}", world.proposals);
+    assert!(world.share(2, 5_000) > 0.98, "{:?}", world.proposals);
+}
+
+/// Ways that are alike give chance nothing to do: at rest there are three changes in an hour at most.
+#[test]
+fn at_rest_little_changes() {
+    let mut world = World::new([1000.0, 990.0, 1010.0, 1000.0, 1000.0], 0.5, 10);
+    let hour = Duration::from_secs(3600);
+    let mut run = |until: Duration| {
+        while world.now < until {
+            world.step();
+        }
+        // Noise may look like stress.
+        world.proposals.iter().filter(|why| !why.contains("calm")).count()
+    };
+    let first = run(hour);
+    let second = run(hour * 2) - first;
+    assert!(first <= 14 && second <= 3, "{first} and {second}: {:#?}", world.proposals);
+    assert!(world.spent <= world.floor * 1.02, "{} over {}", world.spent, world.floor);
 }
 
 #[test]
@@ -211,7 +250,7 @@ fn what_is_not_better_any_more_goes() {
     world.run(30_000);
     assert!(world.share(1, 10_000) > 0.98);
     // Slower than the floor was, but not so much that it is stress.
-    world.us[1] = 1100.0;
+    world.us[1] = 1300.0;
     world.run(2_000);
     assert!(world.share(0, 500) > 0.97, "{:?}", world.proposals);
     assert!(world.proposals.last().unwrap().contains("takes 1"), "{:?}", world.proposals);

@@ -22,7 +22,8 @@ pub trait RawLearner: Send {
 
 pub type RawLearnerBox = RawLearner_TO<'static, RBox<()>>;
 
-/// [`Measured`]. Bits of `flags`: 0 a trial, 1 the last rank is known.
+/// [`Measured`]. Bits of `flags`: 0 a trial, 1 the last rank is known, 2 the cost is known (else it is the
+/// time). `room[0]`: the bits of the cost.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct RawMeasured {
@@ -42,14 +43,14 @@ impl From<&Measured> for RawMeasured {
         let (late_rank, late_us) = m.late.unwrap_or_default();
         Self {
             function: m.function as i32,
-            flags: u32::from(m.trial) | u32::from(m.late.is_some()) << 1,
+            flags: u32::from(m.trial) | u32::from(m.late.is_some()) << 1 | 4,
             bytes: m.bytes,
             decision: (&m.decision).into(),
             us: m.us,
             late_us,
             late_rank,
             spare: 0,
-            room: [0; 4],
+            room: [u64::from(m.cost_us.to_bits()), 0, 0, 0],
         }
     }
 }
@@ -65,6 +66,7 @@ impl RawMeasured {
             decision: self.decision.plain().ok_or_else(unknown)?,
             trial: self.flags & 1 != 0,
             us: self.us,
+            cost_us: if self.flags & 4 != 0 { f32::from_bits(self.room[0] as u32) } else { self.us },
             late: (self.flags & 2 != 0).then_some((self.late_rank, self.late_us)),
         })
     }
