@@ -123,7 +123,7 @@ pub struct Learned {
     pub us: f32,
     /// The way that the floor takes.
     pub floor: Way,
-    /// What an operation cost by that one then.
+    /// The median of what an operation cost by that one then.
     pub floor_us: f32,
 }
 
@@ -157,7 +157,7 @@ struct State {
     ways: Vec<Known>,
     /// The way that runs if nothing is tried.
     usual: Option<Way>,
-    /// What the last operations cost that were for no trial.
+    /// The costs of the last operations that were for no trial.
     before: VecDeque<f32>,
     /// The trial that is going on.
     window: Vec<f32>,
@@ -174,7 +174,7 @@ struct Known {
     way: Way,
     /// Times while it was the usual way, in microseconds.
     recent: Times,
-    /// What those operations cost.
+    /// The costs of those operations.
     costs: Times,
     /// What an operation cost in each trial, as a share of what those just before it cost: a machine may be
     /// slower for a while.
