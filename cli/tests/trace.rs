@@ -1,5 +1,6 @@
 //! `hawser trace merge` and `hawser trace view`, on traces that the profiler plugin has written.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -36,10 +37,20 @@ fn collective(seq: u64) -> What<'static> {
     }
 }
 
+/// The call of the user that makes a collective.
+const CALL: What<'static> = What::CollApi {
+    func: "AllReduce",
+    count: 1 << 10,
+    datatype: "ncclFloat32",
+    root: 0,
+    stream: 0,
+    captured: false,
+};
+
 /// Two ranks that run collectives, each with a trace of its own, as if they were on two hosts.
 fn job(folder: &Path) -> [PathBuf; 2] {
     let settings = Settings {
-        mask: EventMask::COLL,
+        mask: EventMask(EventMask::COLL.0 | EventMask::COLL_API.0),
         file: Some(folder.join("rank%r.json").to_str().unwrap().to_owned()),
         ..Settings::default()
     };
@@ -48,7 +59,11 @@ fn job(folder: &Path) -> [PathBuf; 2] {
     let ranks: [Box<dyn ProfilerContext>; 2] = [open(0), open(1)];
     for seq in 0..COLLECTIVES {
         let start = |rank: &dyn ProfilerContext| {
-            rank.start(&Event { parent: None, rank: 0, what: collective(seq), tag: 0 }).unwrap()
+            let begin = |parent, what| rank.start(&Event { parent, rank: 0, what, tag: 0 }).unwrap();
+            let call = begin(None, CALL);
+            let event = begin(Some(call), collective(seq));
+            rank.stop(call);
+            event
         };
         let events = ranks.each_ref().map(|rank| start(&**rank));
         std::thread::sleep(Duration::from_millis(1));
@@ -95,6 +110,52 @@ fn collectives(events: &[Map<String, Value>], process: &Value) -> Vec<(f64, f64)
     of("b").into_iter().zip(of("e")).collect()
 }
 
+/// Checks the slices of a trace as Perfetto's importer does: what begins ends, later, and slices of a thread
+/// nest. Returns how many there are of each category.
+fn slices(events: &[Map<String, Value>]) -> BTreeMap<String, usize> {
+    let text = |event: &Map<String, Value>, name: &str| event[name].as_str().unwrap().to_owned();
+    let number = |event: &Map<String, Value>, name: &str| event[name].as_i64().unwrap();
+    let time =
+        |event: &Map<String, Value>, name: &str| (event[name].as_f64().unwrap() * 1000.0).round() as i64;
+    let (mut counts, mut open, mut threads) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    for event in events.iter().filter(|event| event["ph"] != json!("M")) {
+        let category = text(event, "cat");
+        match event["ph"].as_str().unwrap() {
+            "X" => {
+                let (start, thread) = (time(event, "ts"), (number(event, "pid"), number(event, "tid")));
+                let of_thread: &mut Vec<(i64, i64)> = threads.entry(thread).or_default();
+                of_thread.push((start, start + time(event, "dur")));
+                *counts.entry(category).or_default() += 1;
+            }
+            "b" => {
+                let id = text(event["id2"].as_object().unwrap(), "local");
+                assert_eq!(open.insert((number(event, "pid"), category, id), time(event, "ts")), None);
+            }
+            "e" => {
+                let id = text(event["id2"].as_object().unwrap(), "local");
+                let start = open.remove(&(number(event, "pid"), category.clone(), id));
+                assert!(start.is_some_and(|start| start <= time(event, "ts")), "{event:?}");
+                *counts.entry(category).or_default() += 1;
+            }
+            other => panic!("no {other:?} is written"),
+        }
+    }
+    assert!(open.is_empty(), "never ended: {open:?}");
+    for mut slices in threads.into_values() {
+        // Those that begin together: the longer one is around the other.
+        slices.sort_by_key(|(start, end)| (*start, -end));
+        let mut around: Vec<i64> = Vec::new();
+        for (start, end) in slices {
+            while around.last().is_some_and(|until| *until <= start) {
+                around.pop();
+            }
+            assert!(around.last().is_none_or(|until| end <= *until), "slices overlap at {start}");
+            around.push(end);
+        }
+    }
+    counts
+}
+
 fn merge(folder: &TempDir, files: &[PathBuf]) -> (Vec<Map<String, Value>>, String) {
     let out = folder.path().join("merged.json");
     let mut arguments = vec!["trace", "merge"];
@@ -118,6 +179,8 @@ fn clocks_of_two_hosts_are_laid_on_each_other() {
     let (merged, text) = merge(&folder, &files);
     let all = files.iter().map(|file| events(file).len()).sum::<usize>();
     assert_eq!(merged.len(), all, "no event is lost");
+    let each = 2 * COLLECTIVES as usize;
+    assert_eq!(slices(&merged), BTreeMap::from([("coll".into(), each), ("coll_api".into(), each)]));
     assert!(text.contains(&format!("the ends of {COLLECTIVES} collectives in common")), "{text}");
     let ranks = processes(&merged);
     let [a, b] = [0, 1].map(|rank: usize| collectives(&merged, &ranks[rank]));

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use hawser_plan::{Algorithm, Collective};
 use hawser_plugin::profiler::{
@@ -11,7 +12,8 @@ use hawser_plugin::profiler::{
 };
 use hawser_plugin::tuner::{self, Answer, Candidate, Question, Tuner, TunerConfig, TunerContext};
 use hawser_plugin::{BuiltIn, Component, Error, Result, inventory};
-use hawser_runtime::{Comm, Config};
+use hawser_runtime::{Comm, Config, unique_id};
+use hawser_tests::deadline::LIMIT;
 use hawser_tests::puts::{FIRST, Windows, signal, wait};
 use hawser_tests::world::{call, on_host, on_hosts, plain, run};
 
@@ -162,6 +164,46 @@ fn advice_is_followed_and_everything_is_seen() {
         run(comm, plain(Collective::AllReduce, 4, 1000), false, 0).unwrap()
     });
     assert!(EVENTS.lock().unwrap().is_empty(), "events that nobody asked for");
+    WANTS_STEPS.store(true, Ordering::Relaxed);
+    abort_in_the_middle();
+    // The proxy lets go of what it moved for them when it sees the abort.
+    let until = Instant::now() + LIMIT;
+    loop {
+        let seen = EVENTS.lock().unwrap();
+        let open: Vec<String> =
+            seen.iter().filter(|event| !event.stopped).map(|e| format!("{:?} {}", e.kind, e.func)).collect();
+        if open.is_empty() {
+            let calls = seen.iter().filter(|event| event.kind == EventMask::COLL_API).count();
+            assert_eq!(calls, 4 + 3, "those that ended, and those that were aborted");
+            break;
+        }
+        assert!(Instant::now() < until, "open after an abort: {open:?}");
+        drop(seen);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Ranks on two hosts are aborted in a collective for which the last of them does not come.
+fn abort_in_the_middle() {
+    let id = unique_id().unwrap();
+    std::thread::scope(|scope| {
+        for (rank, host) in (0..).zip("aabb".chars()) {
+            scope.spawn(move || {
+                let config = Config { host: Some(host.to_string()), ..Config::default() };
+                let comm = Comm::init(&[id], 4, rank, rank, config).unwrap();
+                run(&comm, plain(Collective::AllReduce, 4, 1000), false, 0).unwrap();
+                let aborting = comm.clone();
+                let aborter = std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_millis(300));
+                    aborting.abort()
+                });
+                if rank < 3 {
+                    run(&comm, plain(Collective::AllReduce, 4, 100_000), false, 0).unwrap_err();
+                }
+                aborter.join().unwrap().unwrap();
+            });
+        }
+    });
 }
 
 /// Every rank puts bytes to the next one, raises a signal there without any, and waits for both of the one
