@@ -154,7 +154,7 @@ def perf(args, library, more):
             "1",
             "-T",
             str(max(args.timeout - 10, 1)),
-            "--json",
+            "-J",
             out,
             *more,
         ]

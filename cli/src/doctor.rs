@@ -27,7 +27,7 @@ pub struct Options {
     probe: Vec<String>,
     /// Open every net, list its devices, send some data from each net to itself and show what its rails
     /// counted
-    #[arg(long, conflicts_with_all = ["probe", "json"])]
+    #[arg(long, conflicts_with = "probe")]
     net: bool,
     /// Print the findings as JSON
     #[arg(long)]
@@ -40,7 +40,7 @@ pub struct Options {
 /// The output cannot be written, or a net or a plugin cannot be tried.
 pub fn run(options: &Options) -> Result<bool> {
     if options.net {
-        return net::run();
+        return net::run(options.json);
     }
     if let [kind, path] = &options.probe[..] {
         return probe::helper(kind, Path::new(path), std::io::stdout()).map_err(anyhow::Error::msg);

@@ -9,7 +9,7 @@ mod ompi;
 mod ompi_json;
 mod ucc;
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -61,6 +61,9 @@ enum Command {
         /// Change nothing, only fail if a file is not laid out
         #[arg(long)]
         check: bool,
+        /// Print a list of the files as JSON, and whether each was laid out before
+        #[arg(long)]
+        json: bool,
     },
     /// Change the rules of processes that run: on all ranks of a communicator at one collective, or nowhere
     #[command(after_help = "Examples:
@@ -103,7 +106,14 @@ pub fn run(options: &Options) -> Result<bool> {
             }
         }
         Command::Explain(options) => (explain::text(options)?, true),
-        Command::Fmt { files, check } => layout(files, *check)?,
+        Command::Fmt { files, check, json } => {
+            let files = layout(files, *check)?;
+            let right = !check || files.iter().all(|file| file.was_laid_out);
+            match json {
+                true => (serde_json::to_string_pretty(&files).context("the files as JSON")? + "\n", right),
+                false => (files.iter().filter_map(|file| file.line(*check)).collect(), right),
+            }
+        }
         Command::Apply(options) => apply::apply(options)?,
         Command::List { who, json } => (apply::list(who, *json)?, true),
         Command::Import(options) => (import::run(options)?, true),
@@ -198,8 +208,29 @@ fn of_others(path: &Path) -> Option<&'static str> {
     }
 }
 
-fn layout(files: &[PathBuf], check: bool) -> Result<(String, bool)> {
-    let (mut text, mut right) = (String::new(), true);
+/// A file that `hawser rules fmt` has looked at.
+#[derive(Debug, Serialize)]
+struct LaidOut {
+    file: String,
+    /// True if nothing had to be changed.
+    was_laid_out: bool,
+}
+
+impl LaidOut {
+    /// The line about the file; None if there is nothing to say.
+    fn line(&self, check: bool) -> Option<String> {
+        let name = &self.file;
+        match (self.was_laid_out, check) {
+            (true, _) => None,
+            (false, true) => Some(format!("{name}: is not laid out: hawser rules fmt {name} does it\n")),
+            (false, false) => Some(format!("{name}: laid out\n")),
+        }
+    }
+}
+
+/// Lays files out, or only looks at them.
+fn layout(files: &[PathBuf], check: bool) -> Result<Vec<LaidOut>> {
+    let mut all = Vec::new();
     for path in files {
         let name = path.display();
         let file = RuleFile::named(path);
@@ -214,19 +245,13 @@ fn layout(files: &[PathBuf], check: bool) -> Result<(String, bool)> {
         if !same(&rules, &again) {
             bail!("laying out {name} would change its rules: it stays as it is. Please report this file");
         }
-        if before == after {
-            continue;
+        let was_laid_out = before == after;
+        if !was_laid_out && !check {
+            replace(path, &after)?;
         }
-        right &= !check;
-        match check {
-            true => drop(writeln!(text, "{name}: is not laid out: hawser rules fmt {name} does it")),
-            false => {
-                replace(path, &after)?;
-                let _ = writeln!(text, "{name}: laid out");
-            }
-        }
+        all.push(LaidOut { file: name.to_string(), was_laid_out });
     }
-    Ok((text, right))
+    Ok(all)
 }
 
 /// True if files say the same, wherever it stands.
@@ -323,14 +348,16 @@ mod tests {
         let path = folder.join("a.toml");
         std::fs::write(&path, "# why\n[[rule]]\nuse={algorithm=\"ring\"}\n").unwrap();
         let all = std::slice::from_ref(&path);
-        let (text, right) = layout(all, true).unwrap();
-        assert!(!right && text.contains("is not laid out"), "{text}");
-        assert!(layout(all, false).unwrap().1);
+        let lines = |check: bool| -> Vec<String> {
+            layout(all, check).unwrap().iter().filter_map(|file| file.line(check)).collect()
+        };
+        assert!(lines(true)[0].contains("is not laid out"), "{:?}", lines(true));
+        assert!(lines(false)[0].ends_with("a.toml: laid out\n"));
         assert_eq!(
             std::fs::read_to_string(&path).unwrap(),
             "# why\n[[rule]]\nuse = { algorithm = \"ring\" }\n"
         );
-        assert_eq!(layout(all, true).unwrap(), (String::new(), true));
+        assert!(layout(all, true).unwrap()[0].was_laid_out && lines(true).is_empty());
         std::fs::write(&path, "[[rule]]\nuse={algorithm=\"rng\"}\n").unwrap();
         assert!(layout(all, false).unwrap_err().to_string().contains(":2:16: algorithm"));
         assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "nothing is left behind");

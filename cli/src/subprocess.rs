@@ -103,7 +103,7 @@ fn command(sweep: &Sweep<'_>, json: &Path, without: &[&str]) -> Result<Command> 
         // Calls one by one would measure how fast this program calls.
         if sweep.is_host { String::new() } else { "-G 10".into() },
     ];
-    command.args(words.iter().flat_map(|w| w.split_whitespace())).arg("--json").arg(json);
+    command.args(words.iter().flat_map(|w| w.split_whitespace())).arg("-J").arg(json);
     if !sweep.names.is_empty() {
         command.arg("--names").arg(sweep.names.join(","));
     }
@@ -197,9 +197,7 @@ mod tests {
         };
         let on_gpus = args(&sweep);
         assert!(on_gpus.starts_with(&["perf", "all_reduce,all_gather", "-t", "4"].map(String::from)));
-        assert!(
-            on_gpus.contains(&"-G".into()) && on_gpus.ends_with(&["--json", "/x.json"].map(String::from))
-        );
+        assert!(on_gpus.contains(&"-G".into()) && on_gpus.ends_with(&["-J", "/x.json"].map(String::from)));
         let first = on_gpus.iter().position(|word| word == "-b").unwrap();
         assert_eq!(on_gpus[first + 1], "4096", "the first size is no larger than the last");
         sweep.is_host = true;

@@ -134,6 +134,9 @@ fn lost_output_is_an_error() {
 /// Every command that shows something can show it to programs.
 #[test]
 fn what_is_shown_can_be_had_as_json() {
+    let rules = std::env::temp_dir().join(format!("hawser-json-{}.toml", std::process::id()));
+    std::fs::write(&rules, "[[rule]]\nuse = { algorithm = \"ring\" }\n").expect("a file");
+    let rules = rules.to_str().expect("UTF-8");
     for args in [
         &["plan", "list", "--json"][..],
         &["plan", "show", "tree_all_reduce", "--json"],
@@ -141,9 +144,15 @@ fn what_is_shown_can_be_had_as_json() {
         &["explain", "all_reduce", "--json"],
         &["rules", "list", "--json"],
         &["doctor", "--json"],
+        &["doctor", "--net", "--json"],
+        &["perf", "all_reduce", "-t", "2", "-b", "1K", "-e", "2K", "-n", "2", "--json"],
+        &["rules", "explain", "RULES", "--collective", "all_reduce", "--bytes", "1K", "--json"],
+        &["rules", "check", "RULES", "--json"],
+        &["rules", "fmt", "RULES", "--json"],
         &["measure", "-b", "1K", "-e", "8K", "-N", "1", "--point-ms", "1", "--dry-run", "--json"],
     ] {
-        let output = hawser(args, &[HOST]);
+        let args: Vec<&str> = args.iter().map(|word| if *word == "RULES" { rules } else { word }).collect();
+        let output = hawser(&args, &[HOST]);
         let value: Result<serde_json::Value, _> = serde_json::from_slice(&output.stdout);
         assert!(output.status.success() && value.is_ok(), "{args:?}: {}", told(&output));
     }

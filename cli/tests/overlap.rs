@@ -41,7 +41,7 @@ fn rows<'a>(text: &'a str, contender: &str) -> Vec<Vec<&'a str>> {
 fn our_own_ways_are_compared() {
     let (json, svg) = (scratch("own.json"), scratch("own.svg"));
     let output = overlap(&format!(
-        "sendrecv,all_gather,all_reduce -t 2 --json {} --plot {}",
+        "sendrecv,all_gather,all_reduce -t 2 -J {} --plot {}",
         json.display(),
         svg.display()
     ));

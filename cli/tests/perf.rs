@@ -270,7 +270,7 @@ fn a_loaded_library_in_several_processes() {
     let library = library();
     let file = scratch("loaded.json");
     let command = format!(
-        "perf all_reduce,sendrecv,alltoall -b 1K -e 1M -f 32 -n 2 -p 2 -t 2 --library {library} --json {}",
+        "perf all_reduce,sendrecv,alltoall -b 1K -e 1M -f 32 -n 2 -p 2 -t 2 --library {library} -J {}",
         file.display()
     );
     assert_right(&text(&command), 3 * 3);

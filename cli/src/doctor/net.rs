@@ -1,6 +1,7 @@
 //! `hawser doctor --net`: the nets of this machine, one after the other: devices, a transfer to itself,
 //! counters of rails.
 
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -9,8 +10,10 @@ use hawser_plugin::net::{
     MemoryKinds, NetConfig, NetContext, NetProperties, Receiver, Region, Request, Segment, Sender,
 };
 use hawser_runtime::plugins;
+use serde::Serialize;
 
 use crate::output::{self, print, styled};
+use crate::progress::Progress;
 
 /// Bytes of a message.
 const BYTES: usize = 1 << 20;
@@ -21,48 +24,101 @@ const TIME: Duration = Duration::from_secs(1);
 /// Nothing takes longer than this.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// Prints what it finds. False: a net that has devices does not work.
-pub fn run() -> Result<bool> {
-    let mut fine = true;
-    for candidate in plugins::nets(None)? {
-        let net = &candidate.net.plugin;
-        print(&format!("{} ({})\n", net.name(), candidate.net.interface))?;
-        match net.open(&NetConfig::new(1, log::for_plugins())) {
-            Err(error) => print(&format!("  off: {error}\n"))?,
-            Ok(context) => {
-                if let Err(error) = examine(&*context) {
-                    print(&format!("  {}  {error:#}\n", styled(output::BAD, "!!")))?;
-                    fine = false;
-                }
-            }
-        }
-    }
-    Ok(fine)
+/// The findings about a net.
+#[derive(Serialize)]
+struct Found {
+    name: String,
+    interface: String,
+    /// Why it offers nothing here.
+    off: Option<String>,
+    devices: Vec<String>,
+    /// Megabytes per second from the net to itself, and whether that was over all devices as one.
+    megabytes_per_second: Option<f64>,
+    all_devices_as_one: bool,
+    rails: Vec<String>,
+    /// What does not work although there are devices.
+    problem: Option<String>,
 }
 
-fn examine(context: &dyn NetContext) -> Result<()> {
+/// Prints what it finds. False: a net that has devices does not work.
+pub fn run(json: bool) -> Result<bool> {
+    let mut all = Vec::new();
+    for candidate in plugins::nets(None)? {
+        let net = &candidate.net.plugin;
+        let waiting = Progress::waiting(&format!("trying {}", net.name()));
+        let mut found = Found {
+            name: net.name().to_owned(),
+            interface: candidate.net.interface.to_string(),
+            off: None,
+            devices: Vec::new(),
+            megabytes_per_second: None,
+            all_devices_as_one: false,
+            rails: Vec::new(),
+            problem: None,
+        };
+        match net.open(&NetConfig::new(1, log::for_plugins())) {
+            Err(error) => found.off = Some(error.to_string()),
+            Ok(context) => {
+                found.problem = examine(&*context, &mut found).err().map(|error| format!("{error:#}"));
+            }
+        }
+        waiting.end();
+        if !json {
+            print(&found.text())?;
+        }
+        all.push(found);
+    }
+    if json {
+        output::print_json(&all)?;
+    }
+    Ok(all.iter().all(|found| found.problem.is_none()))
+}
+
+fn examine(context: &dyn NetContext, found: &mut Found) -> Result<()> {
     let count = context.devices()?;
+    for device in 0..count {
+        found.devices.push(describe(&context.properties(device)?));
+    }
     if count == 0 {
-        print("  no devices\n")?;
         return Ok(());
     }
-    let mut all = Vec::new();
-    for device in 0..count {
-        let properties = context.properties(device)?;
-        print(&format!("  device {device}: {}\n", describe(&properties)))?;
-        all.push(device);
-    }
+    let all: Vec<u32> = (0..count).collect();
     let joined = if all.len() > 1 { context.make_virtual(&all).ok() } else { None };
-    let device = joined.unwrap_or(0);
-    let mut ends = Ends::open(context, device).context("a connection to itself")?;
+    found.all_devices_as_one = joined.is_some();
+    let mut ends = Ends::open(context, joined.unwrap_or(0)).context("a connection to itself")?;
     let rate = ends.send().context("a transfer to itself")?;
-    let which = if joined.is_some() { "all devices as one" } else { "device 0" };
-    let ok = styled(output::GOOD, "ok");
-    print(&format!("  {ok}  {which}: {:.0} MB/s to itself, messages of 1 MiB\n", rate / 1e6))?;
-    for rail in hawser_net_ib::rails().iter().filter(|rail| rail.chunks > 0) {
-        print(&format!("  rail {}: {rail}\n", rail.rail))?;
-    }
+    found.megabytes_per_second = Some(rate / 1e6);
+    let rails = hawser_net_ib::rails();
+    let used = rails.iter().filter(|rail| rail.chunks > 0);
+    found.rails = used.map(|rail| format!("{}: {rail}", rail.rail)).collect();
     Ok(())
+}
+
+impl Found {
+    /// The lines about the net.
+    fn text(&self) -> String {
+        let mut text = format!("{} ({})\n", self.name, self.interface);
+        if let Some(why) = &self.off {
+            let _ = writeln!(text, "  off: {why}");
+        } else if self.devices.is_empty() && self.problem.is_none() {
+            text += "  no devices\n";
+        }
+        for (number, device) in self.devices.iter().enumerate() {
+            let _ = writeln!(text, "  device {number}: {device}");
+        }
+        if let Some(rate) = self.megabytes_per_second {
+            let which = if self.all_devices_as_one { "all devices as one" } else { "device 0" };
+            let ok = styled(output::GOOD, "ok");
+            let _ = writeln!(text, "  {ok}  {which}: {rate:.0} MB/s to itself, messages of 1 MiB");
+        }
+        for rail in &self.rails {
+            let _ = writeln!(text, "  rail {rail}");
+        }
+        if let Some(problem) = &self.problem {
+            let _ = writeln!(text, "  {}  {problem}", styled(output::BAD, "!!"));
+        }
+        text
+    }
 }
 
 fn describe(properties: &NetProperties) -> String {

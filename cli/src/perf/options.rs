@@ -87,15 +87,12 @@ pub struct Options {
     /// graph
     #[arg(short = 'G', long = "cudagraph", default_value_t = 0)]
     pub graph: u32,
-    /// File for the results as JSON
-    #[arg(
-        short = 'J',
-        long = "output_file",
-        visible_alias = "json",
-        visible_alias = "out",
-        value_name = "FILE"
-    )]
-    pub json: Option<PathBuf>,
+    /// File for the results as JSON, besides the table
+    #[arg(short = 'J', long = "output_file", visible_alias = "out", value_name = "FILE")]
+    pub json_file: Option<PathBuf>,
+    /// Print the results as JSON, and no table
+    #[arg(long)]
+    pub json: bool,
     /// Reported time: 0 = rank 0, 1 = mean, 2 = least, 3 = most of all threads
     #[arg(
         short = 'a', long = "average", default_value_t = 1,

@@ -184,7 +184,7 @@ impl<'a> Reporter<'a> {
     /// # Errors
     /// The JSON file cannot be created.
     pub fn new(options: &'a Options, job: Job, rows: u64) -> Result<Self> {
-        let json = options.json.as_ref().map(|path| {
+        let json = options.json_file.as_ref().map(|path| {
             files::check_place(path)?;
             File::create(path).with_context(|| format!("cannot create {} for -J", path.display()))
         });
@@ -259,6 +259,9 @@ impl<'a> Reporter<'a> {
                 .context("cannot write the JSON file")?;
             file.write_all(b"\n").context("cannot write the JSON file")?;
         }
+        if self.options.json {
+            output::print_json(&self.document())?;
+        }
         match self.lost.take() {
             Some(error) => Err(error),
             None => Ok(self.totals.errors == 0),
@@ -267,6 +270,9 @@ impl<'a> Reporter<'a> {
 
     /// Measuring goes on without the output: [`Reporter::finish`] tells of the first failure.
     fn print(&self, text: &str) {
+        if self.options.json {
+            return;
+        }
         if let Err(error) = self.progress.suspend(|| output::print(text)) {
             let _ = self.lost.set(error);
         }

@@ -13,6 +13,7 @@ use hawser_runtime::rules_update::client::{self, Process};
 use hawser_tuner::files::RuleFile;
 
 use crate::output::{Align, Table};
+use crate::progress::Progress;
 
 /// Options of `hawser rules apply`.
 #[derive(Debug, Args)]
@@ -53,7 +54,9 @@ pub struct Who {
 /// # Errors
 /// The process that is named cannot be asked.
 pub fn list(who: &Who, json: bool) -> Result<String> {
+    let waiting = Progress::waiting("asking processes");
     let Found { processes, silent } = find(who)?;
+    waiting.end();
     if json {
         let processes: Vec<_> = processes.iter().map(of_process).collect();
         let silent = silent.iter().map(|Silent { pid, why }| serde_json::json!({ "pid": pid, "why": why }));
@@ -117,6 +120,7 @@ pub fn apply(options: &Options) -> Result<(String, bool)> {
     if options.who.pid.is_none() && options.who.job.is_none() {
         bail!("whose rules? Give --pid or --job; hawser rules list shows what is there");
     }
+    let waiting = Progress::waiting("asking processes");
     let Found { processes, silent } = find(&options.who)?;
     let chosen = choose(&processes, options.communicator.as_deref());
     if chosen.is_empty() {
@@ -128,6 +132,7 @@ pub fn apply(options: &Options) -> Result<(String, bool)> {
         .collect();
     for (pid, ids) in chosen {
         let limit = Duration::from_secs(options.timeout);
+        waiting.say(format!("process {pid} changes its rules"));
         let answers = client::apply(pid, &ids, &files, limit).unwrap_or_else(|error| {
             // What became of the others is told all the same.
             outcomes.push((pid, None, format!("process {pid}: {error}"), false));
@@ -143,6 +148,7 @@ pub fn apply(options: &Options) -> Result<(String, bool)> {
             outcomes.push((pid, Some(answer.id), text, matches!(answer.outcome, Outcome::Changed(_))));
         }
     }
+    waiting.end();
     let right = outcomes.iter().all(|(.., right)| *right);
     if options.json {
         let outcomes = outcomes.iter().map(|(pid, id, text, right)| {

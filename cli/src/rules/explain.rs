@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use hawser_base::env;
 use hawser_plan::choose;
@@ -47,6 +47,9 @@ pub struct Options {
     /// Both buffers lie in symmetric windows
     #[arg(long)]
     registered: bool,
+    /// Print the rules and what became of them as JSON
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     machine: Machine,
 }
@@ -88,6 +91,21 @@ pub fn text(options: &Options) -> Result<String> {
     let engine = Engine::new(&rules, "", &job, Log::silent());
     let mut seen: Vec<(&Rule, Outcome<'_>)> = Vec::new();
     engine.trace(&question, &table, |rule, outcome| seen.push((rule, outcome)));
+    let why = chosen.choice.why.to_string();
+    if options.json {
+        let value = serde_json::json!({
+            "collective": collective.name(),
+            "bytes": question.bytes,
+            "datatype": dtype.name(),
+            "op": collective.reduces().then(|| call.op.name()),
+            "ranks": topology.size(),
+            "hosts": topology.hosts(),
+            "device": topology.device.to_string(),
+            "rules": json_rules(&rules, &job, &seen),
+            "why": why,
+        });
+        return Ok(serde_json::to_string_pretty(&value).context("the rules as JSON")? + "\n");
+    }
     let mut text = format!(
         "{} of {} bytes of {}{} on {} ranks, {} {}, {} over {}, {source} constants\n",
         collective.name(),
@@ -102,18 +120,43 @@ pub fn text(options: &Options) -> Result<String> {
     );
     let _ = writeln!(text, "rules of {}, in the order in which they are looked at:", tuner.name());
     list(&mut text, &rules, &job, &seen);
-    let _ = writeln!(
-        text,
-        "what the chooser made of it:\n  {}",
-        chosen.choice.why.to_string().replace('\n', "\n  ")
-    );
+    let _ = writeln!(text, "what the chooser made of it:\n  {}", why.replace('\n', "\n  "));
     Ok(text)
+}
+
+/// The rules in the order in which they are looked at.
+fn ordered(rules: &[Rule]) -> Vec<&Rule> {
+    let mut ordered: Vec<&Rule> = rules.iter().collect();
+    ordered.sort_by_key(|rule| std::cmp::Reverse(rule.priority)); // stable
+    ordered
+}
+
+/// True if a rule wins by an outcome.
+fn wins(outcome: &Outcome<'_>) -> bool {
+    matches!(outcome, Outcome::Taken(..) | Outcome::Default)
+}
+
+/// The rules as JSON. `outcomes` is empty for a rule that was not looked at.
+fn json_rules(rules: &[Rule], job: &Job, seen: &[(&Rule, Outcome<'_>)]) -> Vec<serde_json::Value> {
+    let one = |rule: &&Rule| {
+        let outcomes = seen.iter().filter(|(other, _)| other.place == rule.place);
+        let outcomes: Vec<_> = outcomes
+            .map(|(_, outcome)| serde_json::json!({ "wins": wins(outcome), "text": describe(*outcome) }))
+            .collect();
+        serde_json::json!({
+            "place": rule.place.to_string(),
+            "name": rule.name,
+            "rule": rule.to_string(),
+            "is_for_communicator": rule.when.fits_job(job).is_ok(),
+            "outcomes": outcomes,
+        })
+    };
+    ordered(rules).iter().map(one).collect()
 }
 
 /// A line per rule, and below it what became of it.
 fn list(text: &mut String, rules: &[Rule], job: &Job, seen: &[(&Rule, Outcome<'_>)]) {
-    let mut ordered: Vec<&Rule> = rules.iter().collect();
-    ordered.sort_by_key(|rule| std::cmp::Reverse(rule.priority)); // stable
+    let ordered = ordered(rules);
     if ordered.is_empty() {
         let _ = writeln!(text, "  none");
     }
@@ -129,7 +172,7 @@ fn list(text: &mut String, rules: &[Rule], job: &Job, seen: &[(&Rule, Outcome<'_
             );
         }
         for (_, outcome) in outcomes {
-            let wins = if matches!(outcome, Outcome::Taken(..) | Outcome::Default) { "WINS: " } else { "" };
+            let wins = if wins(outcome) { "WINS: " } else { "" };
             let _ = writeln!(text, "    {wins}{}", describe(*outcome));
         }
     }

@@ -16,6 +16,7 @@ use hawser_runtime::progress::verdict::{Evidence, Verdict, of_meetings, verdict}
 use hawser_runtime::rules_update::client;
 
 use crate::output;
+use crate::progress::Progress;
 
 /// The time that a process may take to say what job it belongs to.
 const ANSWER: Duration = Duration::from_secs(1);
@@ -45,8 +46,10 @@ pub struct Hang {
 /// # Errors
 /// There is nothing to look at, or it cannot be read.
 pub fn run(options: &Hang) -> Result<()> {
+    let waiting = Progress::waiting("asking processes");
     let mut verdicts =
         if options.files.is_empty() { of_processes(options)? } else { of_files(&options.files)? };
+    waiting.end();
     if options.open {
         verdicts.retain(|verdict| !verdict.guilty.is_empty());
     }

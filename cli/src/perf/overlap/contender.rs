@@ -101,7 +101,7 @@ pub fn run(options: &Options, role: Role, place: &Place) -> Result<()> {
         barrier.finish();
         outcome
     })?;
-    match &options.json {
+    match &options.json_file {
         Some(path) if place.process == 0 => {
             let text = serde_json::to_vec(&document).context("the figures as JSON")?;
             std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))

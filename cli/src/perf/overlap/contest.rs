@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use super::super::collective::Test;
 use super::contender::{Document, Figures};
 use super::{Options, Role, report};
+use crate::progress::Progress;
 use crate::subprocess::{Folder, alone, wait};
 
 /// A library with settings.
@@ -49,11 +50,15 @@ pub fn run(options: &Options) -> Result<()> {
     let score = |contender| Score { contender, version: String::new(), rounds: Vec::new(), failure: None };
     let mut scores: Vec<Score> = contenders.into_iter().map(score).collect();
     let mut about = None;
+    let progress = Progress::new(u64::from(options.rounds) * scores.len() as u64, "runs");
     for round in 0..options.rounds {
         // Not always behind the same neighbour.
         scores.rotate_left(usize::from(round > 0));
         for score in scores.iter_mut().filter(|score| score.failure.is_none()) {
-            match measure(options, &score.contender, folder.path(), round) {
+            progress.say(score.contender.name.to_owned());
+            let measured = measure(options, &score.contender, folder.path(), round);
+            progress.inc();
+            match measured {
                 Ok(document) => {
                     score.version.clone_from(&document.version);
                     score.rounds.push(document.figures);
@@ -63,6 +68,7 @@ pub fn run(options: &Options) -> Result<()> {
             }
         }
     }
+    progress.end();
     let order = chosen(options)?;
     scores.sort_by_key(|score| order.iter().position(|contender| contender.name == score.contender.name));
     for score in scores.iter_mut().filter(|score| score.contender.is_other) {
@@ -159,7 +165,7 @@ fn command(options: &Options, contender: &Contender, role: Role, json: &Path) ->
         format!("-b {} --gemm {} --window-ms {}", options.bytes(), options.side(), options.window_ms),
         format!("-T {}{}", options.timeout, if options.own_gemm { " --own-gemm" } else { "" }),
     ];
-    command.args(words.iter().flat_map(|words| words.split_whitespace())).arg("--json").arg(json);
+    command.args(words.iter().flat_map(|words| words.split_whitespace())).arg("-J").arg(json);
     if let Some(library) = options.library.as_ref().filter(|_| contender.is_other) {
         command.arg("--library").arg(library);
     }

@@ -75,14 +75,11 @@ pub struct Options {
     )]
     pub timeout: u64,
     /// File for the figures as JSON
-    #[arg(
-        short = 'J',
-        long = "output_file",
-        visible_alias = "json",
-        visible_alias = "out",
-        value_name = "FILE"
-    )]
-    pub json: Option<PathBuf>,
+    #[arg(short = 'J', long = "output_file", visible_alias = "out", value_name = "FILE")]
+    pub json_file: Option<PathBuf>,
+    /// Print the results as JSON, and no table
+    #[arg(long)]
+    pub json: bool,
     /// File for a picture as SVG
     #[arg(long)]
     pub plot: Option<PathBuf>,

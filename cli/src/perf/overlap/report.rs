@@ -52,8 +52,11 @@ struct Line {
 /// A file cannot be written.
 pub fn write(options: &Options, scores: &[Score], about: &About) -> Result<()> {
     let lines = lines(options, scores);
-    print(&table(options, scores, &lines, about))?;
-    if let Some(path) = &options.json {
+    let json = options.json.then_some(None).into_iter().chain(options.json_file.as_deref().map(Some));
+    if !options.json {
+        print(&table(options, scores, &lines, about))?;
+    }
+    for path in json {
         let document = serde_json::json!({
             "config": {
                 "ranks": options.ranks(),
@@ -67,7 +70,10 @@ pub fn write(options: &Options, scores: &[Score], about: &About) -> Result<()> {
             "results": lines,
         });
         let text = serde_json::to_string_pretty(&document).context("the results as JSON")?;
-        files::write(path, &(text + "\n"))?;
+        match path {
+            Some(path) => files::write(path, &(text + "\n"))?,
+            None => print(&(text + "\n"))?,
+        }
     }
     if let Some(path) = &options.plot {
         let picture = picture(options, scores, &lines, about);
