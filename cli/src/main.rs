@@ -19,6 +19,8 @@ mod perf;
 mod plan;
 mod progress;
 mod ranks;
+#[cfg(test)]
+mod reference;
 mod rules;
 mod subprocess;
 mod svg;

@@ -1,4 +1,4 @@
-//! Man pages, completions and the page docs/cli.md, made from the command line's own description.
+//! Man pages and completions, made from the command line's own description.
 
 use std::path::PathBuf;
 
@@ -43,9 +43,6 @@ pub fn completions(options: &Completions) -> Result<()> {
     clap_complete::generate(options.shell, &mut Cli::command(), "hawser", &mut text);
     output::print(&String::from_utf8_lossy(&text))
 }
-
-#[cfg(test)]
-mod reference;
 
 #[cfg(test)]
 mod tests {

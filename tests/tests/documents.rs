@@ -207,7 +207,7 @@ struct Shown {
     output: Vec<String>,
 }
 
-/// What a page shows of `hawser` commands and their output.
+/// The `hawser` commands whose output a page shows.
 fn shown(text: &str) -> Vec<Shown> {
     let mut found: Vec<Shown> = Vec::new();
     let (mut is_code, mut is_behind) = (false, false);

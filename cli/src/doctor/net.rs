@@ -36,7 +36,7 @@ struct Found {
     megabytes_per_second: Option<f64>,
     all_devices_as_one: bool,
     rails: Vec<String>,
-    /// What does not work although there are devices.
+    /// The reason why it does not work although there are devices.
     problem: Option<String>,
 }
 

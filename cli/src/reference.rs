@@ -26,8 +26,8 @@ fn text() -> String {
     let mut commands = Vec::new();
     below(&root, "hawser", &mut commands);
     let mut text = format!(
-        "{HEADING}\nMade from the program's own description: `BLESS=1 cargo test -p hawser-cli pages` writes it \
-         anew. `hawser help COMMAND` says the same.\n"
+        "{HEADING}\nMade from the program's own description: `BLESS=1 cargo test -p hawser-cli reference` \
+         writes it anew. `hawser help COMMAND` says the same.\n"
     );
     for (path, command) in commands {
         let _ = write!(text, "\n### {path}\n\n");
@@ -123,6 +123,6 @@ fn the_page_lists_every_command_as_it_is() {
     let page = std::fs::read_to_string(PAGE).expect("docs/cli.md");
     assert!(
         page == wanted,
-        "docs/cli.md is not what the program says: BLESS=1 cargo test -p hawser-cli pages writes it"
+        "docs/cli.md is not what the program says: BLESS=1 cargo test -p hawser-cli reference writes it"
     );
 }
