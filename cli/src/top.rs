@@ -115,6 +115,8 @@ fn printed(job: &Job, (width, height): (u16, u16)) -> Result<String> {
         let cells = (0..width).map(|column| buffer[(column, row)].symbol()).collect::<String>();
         cells.trim_end().to_owned() + "\n"
     };
-    let text: String = (0..height).map(line).collect();
-    Ok(text.trim_end().to_owned() + "\n")
+    let mut lines: Vec<String> = (0..height).map(line).collect();
+    // What stands at the bottom of a terminal need not do so on paper.
+    lines.dedup_by(|line, before| line.trim().is_empty() && before.trim().is_empty());
+    Ok(lines.concat().trim_end().to_owned() + "\n")
 }
