@@ -6,7 +6,7 @@
 //! default.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -103,10 +103,13 @@ pub fn run(options: &Options) -> Result<()> {
     }
     progress.end();
     let found = fit(&samples, &bench.topology, &bench.plan_config);
+    let verdict = bench.verdict(&topology.constants, &found, &samples);
+    // The default place keeps what chooses better; a new file gets it, whichever it is.
+    let out = out.filter(|out| verdict.fitted_is_better() || options.out.is_some() || !out.exists());
     if options.json {
-        output::print_json(&bench.json(&topology.constants, &found, &samples, out.as_deref()))?;
+        output::print_json(&bench.json(&topology.constants, (&found, &verdict), &samples, out.as_deref()))?;
     } else {
-        print(&bench.report(&topology.constants, &found, &samples)?)?;
+        print(&(bench.report(&topology.constants, &found, &samples)? + &format!("{verdict}\n")))?;
     }
     match out {
         Some(path) => {
@@ -117,10 +120,16 @@ pub fn run(options: &Options) -> Result<()> {
                 std::fs::create_dir_all(folder)
                     .with_context(|| format!("cannot make the folder {}", folder.display()))?;
             }
-            files::write(&path, &file(&found, &bench.topology, &name))?;
+            let text = if verdict.fitted_is_better() {
+                file(&found.constants, &bench.topology, &name, &fitted_note(&found))
+            } else {
+                file(&topology.constants, &bench.topology, &name, KEPT_NOTE)
+            };
+            files::write(&path, &text)?;
             say(&format!("# written: {}\n", path.display()))?;
         }
-        None => say("# nothing written (--dry-run)\n")?,
+        None if options.dry_run => say("# nothing written (--dry-run)\n")?,
+        None => say("# nothing written: what was in use stays\n")?,
     }
     Ok(())
 }
@@ -200,8 +209,23 @@ impl Bench<'_> {
         Ok(samples)
     }
 
+    /// How well the constants in use and the fitted ones choose among what was measured.
+    fn verdict(&self, old: &Constants, found: &Fit, samples: &[Sample]) -> Verdict {
+        let loss = |constants: &Constants| {
+            let topology = Topology { constants: *constants, ..self.topology.clone() };
+            mean(&self.losses(&topology, samples))
+        };
+        Verdict { in_use: loss(old), fitted: loss(&found.constants) }
+    }
+
     /// The report as a record.
-    fn json(&self, old: &Constants, found: &Fit, samples: &[Sample], out: Option<&Path>) -> Value {
+    fn json(
+        &self,
+        old: &Constants,
+        (found, verdict): (&Fit, &Verdict),
+        samples: &[Sample],
+        out: Option<&Path>,
+    ) -> Value {
         let constants = old
             .named()
             .into_iter()
@@ -220,6 +244,8 @@ impl Bench<'_> {
             "constants": constants.collect::<Vec<_>>(),
             "samples": samples.collect::<Vec<_>>(),
             "median_error": { "built_in": found.error_before - 1.0, "fitted": found.error - 1.0 },
+            "mean_loss": { "in_use": verdict.in_use / 100.0, "fitted": verdict.fitted / 100.0 },
+            "kept": if verdict.fitted_is_better() { "fitted" } else { "in_use" },
             "file": out.map(|path| path.display().to_string()),
         })
     }
@@ -317,10 +343,6 @@ impl Bench<'_> {
         let mut text = "#\n".to_owned() + &table.lines().join("\n") + "\n";
         let (fitted, builtin) = (mean(&losses), mean(&self.losses(&self.topology, samples)));
         let _ = writeln!(text, "# mean loss: fitted {fitted:.1} %, built-in {builtin:.1} %");
-        if fitted > builtin {
-            text += "# the built-in constants choose better here: measure again on an idle machine, or \
-                remove the file\n";
-        }
         text
     }
 
@@ -356,6 +378,33 @@ fn force(run: &Run, command: &mut Command) {
         .env("NCCL_MIN_CTAS", "1")
         .env("NCCL_MAX_CTAS", run.max_ctas.to_string())
         .env("HAWSER_LINKS", "none");
+}
+
+/// Mean losses in percent of what a model chooses against the fastest that was measured.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Verdict {
+    /// By the constants that communicators have now.
+    in_use: f64,
+    /// By the fitted ones.
+    fitted: f64,
+}
+
+impl Verdict {
+    /// True if the fitted constants choose no worse: they are from this machine as it is now.
+    fn fitted_is_better(&self) -> bool {
+        self.fitted <= self.in_use
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { in_use, fitted } = self;
+        write!(f, "# what they choose loses to the fastest: in use {in_use:.1} %, fitted {fitted:.1} %: ")?;
+        match self.fitted_is_better() {
+            true => f.write_str("the fitted constants are taken"),
+            false => f.write_str("the constants in use are kept; measure again on an idle machine"),
+        }
+    }
 }
 
 /// The choice of a model for one size, and the fastest one that was measured.
@@ -396,23 +445,31 @@ fn way(sample: &Sample) -> String {
     format!("{} {} in {blocks}", sample.key.algorithm.name(), sample.route.name())
 }
 
-fn file(found: &Fit, topology: &Topology, name: &str) -> String {
+/// The line of a file about fitted constants.
+fn fitted_note(found: &Fit) -> String {
+    format!("Median error of predicted times: {:.1} %.", (found.error - 1.0) * 100.0)
+}
+
+/// The line of a file about constants that a measurement has left as they were.
+const KEPT_NOTE: &str = "Those that were in use: they chose better than what was fitted.";
+
+fn file(constants: &Constants, topology: &Topology, name: &str, note: &str) -> String {
     let kind = if topology.device == DeviceKind::Host { "CPU threads" } else { "GPUs" };
     format!(
         "# Constants of Hawser's cost model for {} {kind} ({name}), by hawser measure {}.\n\
-         # Median error of predicted times: {:.1} %. Times in µs, rates in GB/s. Lines may be left out.\n\
+         # {note} Times in µs, rates in GB/s. Lines may be left out.\n\
          ranks = {}\n{}",
         topology.size(),
         env!("CARGO_PKG_VERSION"),
-        (found.error - 1.0) * 100.0,
         topology.size(),
-        found.constants.text(topology.device, topology.link)
+        constants.text(topology.device, topology.link)
     )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
     use crate::subprocess::Time;
     use clap::Parser;
     use hawser_plan::topology::Link;
@@ -478,6 +535,16 @@ mod tests {
     }
 
     #[test]
+    fn the_better_constants_are_kept_and_told() {
+        let better = Verdict { in_use: 3.0, fitted: 1.5 };
+        assert!(better.fitted_is_better() && better.to_string().ends_with("fitted constants are taken"));
+        let worse = Verdict { in_use: 3.0, fitted: 4.0 };
+        assert!(!worse.fitted_is_better());
+        assert!(worse.to_string().contains("in use 3.0 %, fitted 4.0 %: the constants in use are kept"));
+        assert!(Verdict { in_use: 3.0, fitted: 3.0 }.fitted_is_better(), "they are of today");
+    }
+
+    #[test]
     fn a_run_is_forced_by_variables() {
         let mut command = Command::new("hawser");
         force(&run(), &mut command);
@@ -502,7 +569,7 @@ mod tests {
         let mut constants = topology.constants;
         constants.wire_gbs = 123.456;
         let found = Fit { constants, error_before: 2.0, error: 1.05 };
-        let text = file(&found, &topology, "NVIDIA H200");
+        let text = file(&found.constants, &topology, "NVIDIA H200", &fitted_note(&found));
         assert_eq!(
             Constants::parse(&text, topology.device, topology.link).unwrap(),
             Some(constants),

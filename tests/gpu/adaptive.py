@@ -104,7 +104,7 @@ class Trial:
         else:
             self.wrong.append(f"nothing was learned in {calls} calls: {self.said()[-3:]}")
         self.check(works, f"call {calls}")
-        if trials > calls / 10 + 1 or trials < 8:
+        if trials > calls / 10 + 4 or trials < 8:
             self.wrong.append(f"{trials} trials in {calls} calls")
         if graph:
             self.layer.drop(graph)
