@@ -71,28 +71,31 @@ __device__ __forceinline__ bool receive_row(const HawserExchange& a, const LineP
     }
 }
 
-// The same for lanes that may have parted: flags first, then, behind a fence, the data.
-__device__ __forceinline__ bool receive_row_in_turns(const HawserExchange& a, const LinePart& part, u64 slots, u32 mask, u32 epoch,
-                                                     u32 number, Pack (&v)[PEERS]) {
+// Waits for the flags of a row from all ranks of `mask`, in lanes that may have parted; reads no data. False: given up.
+__device__ __forceinline__ bool await_flags(const HawserExchange& a, const LinePart& part, u64 slots, u32 mask, u32 epoch,
+                                            u32 number) {
     u64 since = 0;
     for (u32 polls = 1;; polls++) {
         u32 missing = 0;
 #pragma unroll
-        for (u32 p = 0; p < PEERS; p++) {
-            if (!in(mask, p) || !part.flag) continue;
-            v[p] = load_line_part_alone(slots + p * HAWSER_LINE_SLOT);
-            if (v[p].y != epoch) missing |= 1u << p;
-        }
-        if (!__any_sync(WHOLE_WARP, missing != 0)) break;
+        for (u32 p = 0; p < PEERS; p++)
+            if (in(mask, p) && part.flag && load_line_part_alone(slots + p * HAWSER_LINE_SLOT).y != epoch) missing |= 1u << p;
+        if (!__any_sync(WHOLE_WARP, missing != 0)) return true;
         if (polls % LOOK == 0) {
             bool stop = missing != 0 && stop_waiting(a, number, __ffs(missing) - 1, since);
             if (__any_sync(WHOLE_WARP, stop)) return false;
         }
     }
+}
+
+// The same for a row whose data are wanted: flags first, then, behind a fence, the data.
+__device__ __forceinline__ bool receive_row_in_turns(const HawserExchange& a, const LinePart& part, u64 slots, u32 mask, u32 epoch,
+                                                     u32 number, Pack (&v)[PEERS]) {
+    if (!await_flags(a, part, slots, mask, epoch, number)) return false;
     next_turn();
 #pragma unroll
     for (u32 p = 0; p < PEERS; p++)
-        if (in(mask, p) && !part.flag) v[p] = load_line_part_alone(slots + p * HAWSER_LINE_SLOT);
+        if (in(mask, p)) v[p] = load_line_part_alone(slots + p * HAWSER_LINE_SLOT);
     return true;
 }
 
@@ -199,8 +202,8 @@ __device__ __forceinline__ bool exchange_rows(const HawserExchange& a, const M& 
     u64 parity = a.ranks * HAWSER_LINE_SLOT, here = offset + epoch % 2 * parity, there = offset + (epoch + 1) % 2 * parity;
     bool fold = form & HAWSER_FOLD, second = form & HAWSER_SECOND;
     Pack v[PEERS], next = {0, 0};
-    // A bare line lies in the first row.
-    if (count.owed != 0 && !receive_row_in_turns(a, part, a.mine + there, count.owed, epoch - 1, number, v)) return false;
+    // A bare line lies in the first row. No fence: nothing is read behind these flags, what is sent depends on them.
+    if (count.owed != 0 && !await_flags(a, part, a.mine + there, count.owed, epoch - 1, number)) return false;
     count.owed = all_p(a) & ~awaited(a);
     count.epoch += second ? 2 : 1;
     send_bare_lines(a, part, a.send1, here, epoch);

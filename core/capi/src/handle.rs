@@ -48,10 +48,13 @@ enum Slot {
 const CLOSING: &str = "handed to ncclCommDestroy";
 
 type Table = FxHashMap<usize, Slot>;
-type Shard = RwLock<Table>;
+
+/// A part of the table, in cache lines of its own.
+#[repr(align(128))]
+struct Shard(RwLock<Table>);
 
 /// Several locks, so that threads with communicators of their own do not meet.
-static SHARDS: [Shard; 16] = [const { RwLock::new(Table::with_hasher(FxBuildHasher)) }; 16];
+static SHARDS: [Shard; 16] = [const { Shard(RwLock::new(Table::with_hasher(FxBuildHasher))) }; 16];
 
 impl CommPtr {
     /// The value that C gets where there is no communicator.
@@ -216,11 +219,11 @@ pub fn all() -> Vec<Arc<Handle>> {
 }
 
 fn read(shard: &'static Shard) -> RwLockReadGuard<'static, Table> {
-    shard.read().unwrap_or_else(PoisonError::into_inner)
+    shard.0.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn write(shard: &'static Shard) -> RwLockWriteGuard<'static, Table> {
-    shard.write().unwrap_or_else(PoisonError::into_inner)
+    shard.0.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 // SAFETY: an address that is compared, never followed.

@@ -49,6 +49,9 @@ pub enum Item {
 /// # Errors
 /// A call cannot be planned or connected, or the streams belong to different captures.
 pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -> Result<()> {
+    if let [Item::Call(call, options, stream)] = items {
+        return resolve_alone(comm, (call, options.as_deref()), *stream, launches);
+    }
     let Content { streams, has_calls, has_messages, has_others } = Content::of(items);
     let Some((&stream, others)) = streams.split_first() else { return Ok(()) };
     // Before anything has a number.
@@ -79,6 +82,21 @@ pub fn resolve(comm: &Arc<CommState>, items: &[Item], launches: &mut Launches) -
         }
     }
     Ok(())
+}
+
+/// Resolves a call that is the whole group, as most are: it has a launch of its own, on its stream.
+fn resolve_alone(
+    comm: &Arc<CommState>,
+    (call, options): (&Call, Option<&CallOptions>),
+    stream: Stream,
+    launches: &mut Launches,
+) -> Result<()> {
+    let spans = GroupSpans::start(&comm.profiling, &*comm.device, stream)?;
+    let mut collectives = Collectives { comm, stream, spans: spans.as_ref(), launches };
+    match collectives.resolve(call, options)? {
+        Some(resolved) => collectives.launch_alone(resolved),
+        None => Ok(()),
+    }
 }
 
 /// The kinds of calls in a group: most groups have one kind, on one stream.
@@ -117,13 +135,6 @@ fn resolve_collectives(
     launches: &mut Launches,
 ) -> Result<()> {
     let mut collectives = Collectives { comm, stream, spans, launches };
-    if let [Item::Call(call, options, _)] = items {
-        // A call that is the whole group has a launch of its own.
-        return match collectives.resolve(call, options.as_deref())? {
-            Some(resolved) => collectives.launch_alone(resolved),
-            None => Ok(()),
-        };
-    }
     let mut waiting = Waiting::default();
     for item in items {
         if let Item::Call(call, options, _) = item {
@@ -262,15 +273,15 @@ struct Collectives<'a> {
 
 /// Calls that share a launch with what may come next.
 #[derive(Default)]
-struct Waiting {
-    calls: Vec<Resolved>,
+struct Waiting<'i> {
+    calls: Vec<Resolved<'i>>,
     gathering: Gathering,
 }
 
 /// A call that is compiled and has its number.
-struct Resolved {
+struct Resolved<'i> {
     compiled: Arc<Compiled>,
-    call: Call,
+    call: &'i Call,
     number: u64,
     /// Its place in the journal.
     sequence: u64,
@@ -279,7 +290,7 @@ struct Resolved {
     timed: Option<Box<TimedOp>>,
 }
 
-impl Resolved {
+impl Resolved<'_> {
     /// The plan, if a fused kernel runs the call.
     fn fused(&self) -> Option<&Arc<FusedPlan>> {
         match &*self.compiled {
@@ -292,7 +303,11 @@ impl Resolved {
 impl Collectives<'_> {
     /// Resolves the next call; one without elements, or that is a copy, needs nothing more.
     #[inline]
-    fn resolve(&mut self, call: &Call, options: Option<&CallOptions>) -> Result<Option<Resolved>> {
+    fn resolve<'i>(
+        &mut self,
+        call: &'i Call,
+        options: Option<&CallOptions>,
+    ) -> Result<Option<Resolved<'i>>> {
         let (comm, stream) = (self.comm, self.stream);
         let number = comm.begin()?;
         let sequence = comm.journal.call(number, call);
@@ -313,11 +328,16 @@ impl Collectives<'_> {
             let names = (choice.key.algorithm.name(), choice.route, blocks);
             spans.collective((call, options.map_or(0, |options| options.tag)), stream, number, names)
         });
-        Ok(Some(Resolved { compiled, call: *call, number, sequence, event, timed }))
+        Ok(Some(Resolved { compiled, call, number, sequence, event, timed }))
     }
 
     /// Resolves the next call of several: it waits for others, or gets its launch.
-    fn add(&mut self, call: &Call, options: Option<&CallOptions>, waiting: &mut Waiting) -> Result<()> {
+    fn add<'i>(
+        &mut self,
+        call: &'i Call,
+        options: Option<&CallOptions>,
+        waiting: &mut Waiting<'i>,
+    ) -> Result<()> {
         let Some(resolved) = self.resolve(call, options)? else { return Ok(()) };
         // Launches are shared by the communicator's settings: a call with its own has one for itself.
         if options.is_some_and(|options| !options.is_default()) {
@@ -351,12 +371,12 @@ impl Collectives<'_> {
     }
 
     /// True if a call shares a launch with those that wait. All ranks answer alike.
-    fn gather(&self, resolved: &Resolved, waiting: &mut Waiting) -> bool {
+    fn gather(&self, resolved: &Resolved<'_>, waiting: &mut Waiting<'_>) -> bool {
         resolved.fused().is_some_and(|plan| waiting.gathering.take(plan, &self.comm.plan_config))
     }
 
     /// Makes the launches of the calls that wait.
-    fn flush(&mut self, waiting: &mut Waiting) -> Result<()> {
+    fn flush(&mut self, waiting: &mut Waiting<'_>) -> Result<()> {
         let Waiting { mut calls, .. } = std::mem::take(waiting);
         match calls.len() {
             0 => Ok(()),
@@ -368,7 +388,7 @@ impl Collectives<'_> {
         }
     }
 
-    fn launch_alone(&mut self, resolved: Resolved) -> Result<()> {
+    fn launch_alone(&mut self, resolved: Resolved<'_>) -> Result<()> {
         let Resolved { compiled, call, number, sequence, event, timed } = resolved;
         let work = match &*compiled {
             Compiled::Steps(plan, program, _) => {
@@ -382,8 +402,9 @@ impl Collectives<'_> {
                 Work::of_plan(self.comm.complete(plan, Some(program), number)?, Some(program))
             }
             Compiled::Fused(plan, _) => {
-                let reach = self.comm.reach(plan, &call, number)?;
-                Work::Fused(FusedLaunch { plan: plan.clone(), call, reach })
+                let reach = self.comm.reach(plan, call, number)?;
+                let buffers = (call.input, call.output);
+                Work::Fused(FusedLaunch { plan: plan.clone(), buffers, reach })
             }
         };
         let mut launch = Launch::new(self.comm, work, (number, sequence), self.stream);
@@ -396,13 +417,13 @@ impl Collectives<'_> {
     }
 
     /// Puts calls that were gathered into as few launches as this rank can.
-    fn launch_together(&mut self, calls: &[Resolved]) {
-        let pairs: Vec<(&FusedPlan, &Resolved)> =
+    fn launch_together(&mut self, calls: &[Resolved<'_>]) {
+        let pairs: Vec<(&FusedPlan, &Resolved<'_>)> =
             calls.iter().filter_map(|resolved| Some((&**resolved.fused()?, resolved))).collect();
         let plans: Vec<&FusedPlan> = pairs.iter().map(|(plan, _)| *plan).collect();
         let (places, threads) = batch::places(&plans, &self.comm.plan_config);
         let stream = self.stream;
-        let member = |(plan, resolved): &(&FusedPlan, &Resolved)| Member::new(plan, &resolved.call, stream.0);
+        let member = |(plan, resolved): &(&FusedPlan, &Resolved<'_>)| Member::new(plan, resolved.call, stream.0);
         let members: Vec<Member> = pairs.iter().map(member).collect();
         for range in batch::cut(&members) {
             let (pairs, places) = (&pairs[range.clone()], &places[range]);
@@ -426,9 +447,9 @@ impl Collectives<'_> {
 
 /// The parts of a call that [`FusedBatch::new`] takes.
 fn operation<'p>(
-    (plan, resolved): (&'p FusedPlan, &'p Resolved),
+    (plan, resolved): (&'p FusedPlan, &'p Resolved<'p>),
     place: &Place,
 ) -> (&'p FusedPlan, hawser_plan::executor::fused::FusedArgs, &'p Call, Place) {
-    let call = &resolved.call;
+    let call = resolved.call;
     (plan, plan.bind(call.input, call.output, plan.scalar(), resolved.number), call, place.clone())
 }

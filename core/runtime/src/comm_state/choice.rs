@@ -9,8 +9,16 @@ use hawser_plan::choose::Decision;
 use hawser_plan::{Call, CallOptions, PlanConfig, Selection};
 
 use super::CommState;
-use super::plan_cache::CallKey;
 use crate::tuning::{CallAttributes, TunedDecision, Tuners};
+
+/// What a call asks for beside itself.
+#[derive(Clone, Copy)]
+pub(super) struct Asked {
+    /// The attributes of the call that tuners may ask about.
+    pub attributes: CallAttributes,
+    /// The options of the call, if it has any.
+    pub options: Option<CallOptions>,
+}
 
 impl CommState {
     /// The choice for a call with options, and the settings that it was made by.
@@ -20,11 +28,11 @@ impl CommState {
     pub(super) fn choose_by_options(
         &self,
         call: &Call,
-        key: CallKey,
+        asked: Asked,
         tuners: &Tuners,
     ) -> Result<(TunedDecision, Cow<'_, PlanConfig>)> {
-        let attributes = key.attributes;
-        let Some(options) = key.options else {
+        let attributes = asked.attributes;
+        let Some(options) = asked.options else {
             let config = Cow::Borrowed(&self.plan_config);
             return Ok((tuners.choose(call, attributes, &self.topology, &config)?, config));
         };
@@ -35,7 +43,7 @@ impl CommState {
         let config = config_of(&options);
         match tuners.choose(call, attributes, &self.topology, &config) {
             Ok(chosen) if options.rule.is_some() && chosen.choice.why.rule.is_none() => {
-                self.choose_without_rule(call, key, tuners, config)
+                self.choose_without_rule(call, asked, tuners, config)
             }
             Ok(chosen) => Ok((chosen, config)),
             Err(error) if options.selection.is_free() => Err(error),
@@ -61,7 +69,7 @@ impl CommState {
     fn choose_without_rule<'a>(
         &self,
         call: &Call,
-        key: CallKey,
+        asked: Asked,
         tuners: &Tuners,
         config: Cow<'a, PlanConfig>,
     ) -> Result<(TunedDecision, Cow<'a, PlanConfig>)> {
@@ -71,12 +79,12 @@ impl CommState {
              not there, is for other calls, or is impossible here",
             call.collective.name()
         );
-        if key.options.is_some_and(|options| options.is_forced) {
+        if asked.options.is_some_and(|options| options.is_forced) {
             return Err(Error::invalid_argument(text)
                 .remedy("ask hawser rules explain, or set forceAlgSelection = 0 to let the library choose"));
         }
         log::info(Subsys::Tuning, || format!("{text}, so the choice is free"));
-        let attributes = CallAttributes { rule: None, ..key.attributes };
+        let attributes = CallAttributes { rule: None, ..asked.attributes };
         Ok((tuners.choose(call, attributes, &self.topology, &config)?, config))
     }
 

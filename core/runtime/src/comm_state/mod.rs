@@ -38,6 +38,7 @@ use rustc_hash::FxHashMap;
 
 use self::deferred_free::Remains;
 pub use self::loaded_program::LoadedProgram;
+use self::choice::Asked;
 use self::plan_cache::{CallKey, PlanCache};
 use self::sm_free::SmFree;
 use self::stream_ops::StreamOps;
@@ -204,14 +205,15 @@ impl CommState {
             // A call that names its rule is no trial, and nothing is learned from it.
             (attributes.rule, attributes.trial, is_timed) = (*rule, None, false);
         }
-        let options = options.filter(|options| !options.is_default());
-        let key = CallKey::new(call, attributes, options.map(|options| options.deciding()));
+        let options = options.filter(|options| !options.is_default()).map(|options| options.deciding());
+        let key = CallKey::new(call, attributes, options);
         let compiled = match choices.cache.find(&key, number) {
             Some(compiled) => compiled,
             None => {
                 let tuners = choices.tuners.clone();
                 drop(choices);
-                self.compile(call, key, &tuners, number)?
+                let asked = Asked { attributes, options };
+                self.compile(call, (key, asked), &tuners, number)?
             }
         };
         let ran = (call, &self.topology);
@@ -243,9 +245,15 @@ impl CommState {
     }
 
     /// Makes the choice for a call, and keeps it.
-    fn compile(&self, call: &Call, key: CallKey, tuners: &Arc<Tuners>, number: u64) -> Result<Arc<Compiled>> {
-        let attributes = key.attributes;
-        let (chosen, plan_config) = self.choose_by_options(call, key, tuners)?;
+    fn compile(
+        &self,
+        call: &Call,
+        (key, asked): (CallKey, Asked),
+        tuners: &Arc<Tuners>,
+        number: u64,
+    ) -> Result<Arc<Compiled>> {
+        let attributes = asked.attributes;
+        let (chosen, plan_config) = self.choose_by_options(call, asked, tuners)?;
         if attributes.trial.is_none() {
             tuners.show(&self.name, self.rank, (call, attributes), &chosen);
         }

@@ -1,12 +1,11 @@
 //! The plan cache of a communicator: programs repeat their calls, so what was chosen and compiled for a call,
 //! or for a small batch of messages, is kept by the call's form and found again for other buffers.
 
-use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex};
 
 use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::p2p::Message;
-use hawser_plan::{Call, CallOptions, Collective, DataType, ReduceOp, Route};
+use hawser_plan::{Call, CallOptions, Route};
 use rustc_hash::FxHashMap;
 
 use super::Compiled;
@@ -28,38 +27,35 @@ pub struct PlanCache {
 }
 
 /// What the plan of a call depends on within a communicator: all of the call but its buffers, and what tuners
-/// may ask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// may ask. Few words, which are compared at every call.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CallKey {
-    collective: Collective,
+    /// The collective, the type and the reduction by their numbers, a bit each for captured and registered
+    /// calls, and the root.
+    form: u64,
     count: u64,
-    dtype: DataType,
-    op: ReduceOp,
-    root: u32,
-    /// The attributes of the call that tuners may ask about.
-    pub attributes: CallAttributes,
-    /// The options of the call, if it has any.
-    pub options: Option<CallOptions>,
+    /// What calls of usual programs do not have.
+    rare: Option<Box<Rare>>,
+}
+
+/// The parts of a key that few calls have.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Rare {
+    trial: Option<u32>,
+    rule: Option<u64>,
+    options: Option<CallOptions>,
 }
 
 impl CallKey {
     /// The key of a call with these attributes and options.
     pub fn new(call: &Call, attributes: CallAttributes, options: Option<CallOptions>) -> Self {
         let Call { collective, count, dtype, op, root, .. } = *call;
-        Self { collective, count, dtype, op, root, attributes, options }
-    }
-}
-
-impl Hash for CallKey {
-    /// Hashes what tells the calls of usual programs apart, in few words: attributes and options are rarely
-    /// there.
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        let small = [self.collective as u8, self.dtype as u8, self.op as u8, self.attributes.in_graph.into()];
-        state.write_u64(u64::from(u32::from_le_bytes(small)) | u64::from(self.root) << 32);
-        state.write_u64(self.count);
-        if self.attributes.trial.is_some() || self.options.is_some() {
-            (self.attributes, self.options).hash(state);
-        }
+        let CallAttributes { in_graph, registered, trial, rule } = attributes;
+        let flags = u8::from(in_graph) | u8::from(registered) << 1;
+        let small = u32::from_le_bytes([collective as u8, dtype as u8, op as u8, flags]);
+        let is_rare = trial.is_some() || rule.is_some() || options.is_some();
+        let rare = is_rare.then(|| Box::new(Rare { trial, rule, options }));
+        Self { form: u64::from(small) | u64::from(root) << 32, count, rare }
     }
 }
 
@@ -140,7 +136,11 @@ impl PlanCache {
     /// The plan for a call that operation `number` makes, if its form came before.
     pub fn find(&mut self, key: &CallKey, number: u64) -> Option<Arc<Compiled>> {
         let compiled = self.collectives.get(key)?;
-        self.last = Some(Last::Collective(number, compiled.clone()));
+        match &mut self.last {
+            // Programs repeat themselves: then only the number is another one.
+            Some(Last::Collective(last, of_last)) if Arc::ptr_eq(of_last, compiled) => *last = number,
+            last => *last = Some(Last::Collective(number, compiled.clone())),
+        }
         Some(compiled.clone())
     }
 

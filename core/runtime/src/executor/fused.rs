@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use hawser_base::error::Result;
 use hawser_device::{FusedKernelLaunch, Stream};
-use hawser_plan::Call;
 use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::fused::batch::FusedBatch;
 
@@ -16,8 +15,8 @@ use crate::tuning::TimedOp;
 pub struct FusedLaunch {
     /// The plan for calls of this form.
     pub plan: Arc<FusedPlan>,
-    /// The call with its addresses.
-    pub call: Call,
+    /// The addresses of input and output.
+    pub buffers: (u64, u64),
     /// Whether other ranks reach the buffers in place (see [`CommState::reach`]).
     pub reach: u8,
 }
@@ -33,9 +32,9 @@ pub fn submit(
     stream: Stream,
     timed: Option<Box<TimedOp>>,
 ) -> Result<()> {
-    let FusedLaunch { plan, call, reach } = launch;
+    let FusedLaunch { plan, buffers, reach } = launch;
     let mut launch = FusedKernelLaunch { args: plan.args, blocks: plan.blocks, threads: plan.threads };
-    plan.complete(&mut launch.args, (call.input, call.output), plan.scalar(), number);
+    plan.complete(&mut launch.args, *buffers, plan.scalar(), number);
     launch.args.direct |= reach;
     let kernels = comm.device.needs_kernels()?;
     comm.order.put(&*comm.device, stream, plan.blocks, |done| {
