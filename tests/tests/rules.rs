@@ -135,7 +135,7 @@ fn rules_decide_between_the_users_programs_and_algorithms() {
         let output = run("aaaa", &["all_reduce", "destroy"], &settings);
         (ran(&output).split('/').next().unwrap_or_default().to_owned(), output.contains("advice of"))
     };
-    assert_eq!(ran_by(""), ("mine".into(), false), "without rules the user's programs come first");
+    assert_eq!(ran_by(""), ("OneShot".into(), false), "without rules a program has to be the cheapest");
     assert_eq!(ran_by("[[rule]]\nuse = { algorithm = \"ring\" }"), ("Ring".into(), true));
     let chain = "[[rule]]\nuse = [{ program = \"yours\" }, { program = \"mine\", protocol = \"simple\" }]";
     assert_eq!(ran_by(chain), ("mine".into(), true));
