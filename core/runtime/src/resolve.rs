@@ -303,11 +303,7 @@ impl Resolved<'_> {
 impl Collectives<'_> {
     /// Resolves the next call; one without elements, or that is a copy, needs nothing more.
     #[inline]
-    fn resolve<'i>(
-        &mut self,
-        call: &'i Call,
-        options: Option<&CallOptions>,
-    ) -> Result<Option<Resolved<'i>>> {
+    fn resolve<'i>(&mut self, call: &'i Call, options: Option<&CallOptions>) -> Result<Option<Resolved<'i>>> {
         let (comm, stream) = (self.comm, self.stream);
         let number = comm.begin()?;
         let sequence = comm.journal.call(number, call);
@@ -423,7 +419,8 @@ impl Collectives<'_> {
         let plans: Vec<&FusedPlan> = pairs.iter().map(|(plan, _)| *plan).collect();
         let (places, threads) = batch::places(&plans, &self.comm.plan_config);
         let stream = self.stream;
-        let member = |(plan, resolved): &(&FusedPlan, &Resolved<'_>)| Member::new(plan, resolved.call, stream.0);
+        let member =
+            |(plan, resolved): &(&FusedPlan, &Resolved<'_>)| Member::new(plan, resolved.call, stream.0);
         let members: Vec<Member> = pairs.iter().map(member).collect();
         for range in batch::cut(&members) {
             let (pairs, places) = (&pairs[range.clone()], &places[range]);

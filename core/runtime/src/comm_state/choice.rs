@@ -11,7 +11,7 @@ use hawser_plan::{Call, CallOptions, PlanConfig, Selection};
 use super::CommState;
 use crate::tuning::{CallAttributes, TunedDecision, Tuners};
 
-/// What a call asks for beside itself.
+/// The attributes and options that a call has beside its arguments.
 #[derive(Clone, Copy)]
 pub(super) struct Asked {
     /// The attributes of the call that tuners may ask about.

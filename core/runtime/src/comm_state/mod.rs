@@ -36,9 +36,9 @@ use hawser_plan::layout::HeapLayout;
 use hawser_plan::{Call, CallOptions, PlanConfig, ReduceOp, Topology};
 use rustc_hash::FxHashMap;
 
+use self::choice::Asked;
 use self::deferred_free::Remains;
 pub use self::loaded_program::LoadedProgram;
-use self::choice::Asked;
 use self::plan_cache::{CallKey, PlanCache};
 use self::sm_free::SmFree;
 use self::stream_ops::StreamOps;

@@ -34,7 +34,7 @@ pub struct CallKey {
     /// calls, and the root.
     form: u64,
     count: u64,
-    /// What calls of usual programs do not have.
+    /// The parts that calls of usual programs lack.
     rare: Option<Box<Rare>>,
 }
 
