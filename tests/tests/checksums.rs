@@ -42,7 +42,8 @@ fn a_changed_bit_is_an_error_that_names_peer_lane_and_nic() {
         let with = run("ab", &["flip", step], &settings);
         assert!(!with.output.contains("wrong result"), "{}", with.output);
         let line = with.output.lines().find(|line| line.contains("changed on the way")).unwrap_or_default();
-        let named = [" failed receiving from rank ", "slot ", " of lane ", "through test0", "NCCL_IB_HCA"];
+        // Either of the two NICs may carry the first message.
+        let named = [" failed receiving from rank ", "slot ", " of lane ", "through test", "NCCL_IB_HCA"];
         assert!(named.iter().all(|part| line.contains(part)), "{}", with.output);
     }
 }
