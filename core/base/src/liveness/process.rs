@@ -2,9 +2,12 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
+use hawser_oob::wait::poll;
 use hmac_sha256::Hash;
 use rustc_hash::FxHashMap;
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
@@ -138,6 +141,19 @@ pub fn find(identity: &Identity) -> Found {
     }
     open.insert(key, Arc::downgrade(&descriptor));
     Found::Running(descriptor)
+}
+
+/// Returns whether a process that [`Identity::is_near`] has ended, or ends within `limit`: the kernel closes
+/// the sockets of a process that is killed before it tells of its end.
+pub fn ends_within(identity: &Identity, limit: Duration) -> bool {
+    match find(identity) {
+        Found::Running(descriptor) => {
+            let mut fds = [PollFd::new(&*descriptor, PollFlags::IN)];
+            poll(&mut fds, Some(limit)).is_ok() && !fds[0].revents().is_empty()
+        }
+        Found::Over => true,
+        Found::Unknown(_) => false,
+    }
 }
 
 /// When a process began: field 22 of `/proc/PID/stat`, behind the name in parentheses, which may hold

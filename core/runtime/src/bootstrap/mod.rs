@@ -53,7 +53,7 @@ use hawser_oob::socket;
 use hawser_oob::stream::Stream;
 use hawser_oob::wire::Wire;
 use meet::{Hello, PeerAddress};
-use peer::{Dialer, Outgoing};
+use peer::{Dialer, Outgoing, is_own_shortage};
 use service::{Listeners, Service, Shared};
 use star::Star;
 use std::fmt;
@@ -62,7 +62,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
-use watch::{Watch, is_own_shortage};
+use watch::Watch;
 
 /// The part of the user's environment that the bootstrap needs to know.
 #[derive(Clone, Debug)]

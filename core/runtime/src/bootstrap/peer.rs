@@ -5,7 +5,7 @@ use super::meet::PeerAddress;
 use super::service::MAX_MESSAGE;
 use super::wire::Kind;
 use super::{Bootstrap, Settings, lock};
-use hawser_base::error::{Error, Result};
+use hawser_base::error::{Error, Result, SystemCode};
 use hawser_base::wait::Wait;
 use hawser_oob::dial::{Dial, Ended};
 use hawser_oob::socket::Address;
@@ -14,6 +14,7 @@ use hawser_oob::wire::Wire;
 use std::sync::{Arc, Mutex, TryLockError};
 
 use rustc_hash::FxHashMap;
+use rustix::io::Errno;
 
 /// The connections this rank made. Each carries messages in one direction: away from here.
 #[derive(Default)]
@@ -168,4 +169,10 @@ impl Dialer {
         let greeting = Greeting { role: Role::Look, rank: self.rank, target: peer };
         auth::begin(&self.addresses[peer as usize], (&self.key, self.wire), greeting)
     }
+}
+
+/// Returns true if this process has no descriptors or memory left: that tells nothing about another rank.
+pub(super) fn is_own_shortage(error: &Error) -> bool {
+    let Some(SystemCode::Errno(code)) = error.code else { return false };
+    [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].iter().any(|errno| errno.raw_os_error() == code)
 }

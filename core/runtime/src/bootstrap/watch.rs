@@ -13,12 +13,12 @@
 use super::asking::{Asking, LONGEST_ANSWER};
 use super::auth::Role;
 use super::fate::{TEXT_LIMIT, cut, decode, encode};
-use super::peer::Dialer;
+use super::peer::{Dialer, is_own_shortage};
 use super::wire::{FrameReader, Incoming, Kind};
 use super::{Settings, detail, lock};
-use hawser_base::error::{Error, ErrorKind, Result, SystemCode};
+use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::forked::ClosedInChildren;
-use hawser_base::liveness::process::{Found, find};
+use hawser_base::liveness::process::{self, Found, find};
 use hawser_base::liveness::{End, Identity, Roster};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_oob::socket::{Keepalive, Options};
@@ -26,7 +26,6 @@ use hawser_oob::stream::Stream;
 use hawser_oob::wait::Bell;
 use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags};
-use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex, Once, OnceLock, TryLockError, Weak};
 use std::time::{Duration, Instant};
@@ -42,6 +41,9 @@ const MOVE: Duration = Duration::from_millis(200);
 
 /// The time that a connection to the next centre may take.
 const CONNECT: Duration = Duration::from_secs(5);
+
+/// The time within which a process whose sockets are closed is over, if it ends.
+const ENDING: Duration = Duration::from_millis(300);
 
 /// The pause before the next try where this process has no descriptors left.
 const SHORTAGE: Duration = Duration::from_millis(500);
@@ -201,8 +203,19 @@ impl Watch {
         }
     }
 
-    /// Notes that a rank has left: one that left at the same time as the last centre could tell nobody.
+    /// Notes that a rank has left: one that left at the same time as the last centre could tell nobody. A
+    /// rank whose process has ended, or ends now, has died; what is known already stays.
     pub fn is_out_of_reach(&self, rank: u32, why: &str) {
+        let members = self.roster.members();
+        if let Some((own, process)) = members.get(self.rank as usize).zip(members.get(rank as usize))
+            && process.is_near(own)
+            && process::ends_within(process, ENDING)
+        {
+            over(self, &[rank]);
+        }
+        if self.roster.absence(rank).is_some() {
+            return;
+        }
         let how = format!("it cannot be reached ({})", cut(why, TEXT_LIMIT / 2));
         self.learn(rank, &End::Left(how), Duration::ZERO, None);
     }
@@ -505,12 +518,6 @@ impl Drop for Watcher {
         }
         lock(&self.watch.outs).clear();
     }
-}
-
-/// Returns true if this process has no descriptors or memory left: that tells nothing about another rank.
-pub(super) fn is_own_shortage(error: &Error) -> bool {
-    let Some(SystemCode::Errno(code)) = error.code else { return false };
-    [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].iter().any(|errno| errno.raw_os_error() == code)
 }
 
 fn may_be_consequence(error: &Error) -> bool {
