@@ -271,7 +271,10 @@ mod tests {
             let found = value(&text, begin);
             assert!((found - wanted).abs() <= wanted * 1e-9, "{begin}: {found}, not {wanted}");
         };
-        let labels = format!("process=\"{}\",rank=\"3\"", std::process::id());
+        // Labels that all figures have come in any order.
+        let (process, rank) = (format!("process=\"{}\"", std::process::id()), "rank=\"3\"");
+        let orders = [format!("{process},{rank}"), format!("{rank},{process}")];
+        let labels = orders.into_iter().find(|labels| text.contains(labels.as_str())).unwrap();
         let of = |name: &str, rest: &str| {
             format!("hawser_{name}{{operation=\"AllReduce\",size=\"4MiB\",{labels}{rest}")
         };
