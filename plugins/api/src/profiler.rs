@@ -157,8 +157,8 @@ pub enum What<'a> {
     CeSync { complete: bool, ranks: u32 },
     /// A batch of copies of a copy-engine collective.
     CeBatch { ops: u32, bytes: u64, intra_sync: bool },
-    /// A part of a `KernelCh`: its barrier at the beginning (0), its work (1), its barrier at the end (2), with
-    /// NCCL's name of it. `timer` is the GPU's clock in nanoseconds.
+    /// A part of a `KernelCh`: its barrier at the beginning (0), its work (1), its barrier at the end (2),
+    /// with NCCL's name of it. `timer` is the GPU's clock in nanoseconds.
     KernelPhase { channel: u8, phase: u8, name: &'a str, timer: u64 },
 }
 

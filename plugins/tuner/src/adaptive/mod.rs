@@ -5,9 +5,9 @@
 //! follows from three things:
 //!
 //! * **Trials.** [`WINDOW`] operations in a row, drawn by their numbers, run another candidate than usual
-//!   ([`Adaptive::trial`], [`pick`]); of every `period` operations one is for a trial. That is a pure function
-//!   of the operation's number, the call and what all ranks have agreed on, so ranks need not talk for it,
-//!   and the budget cannot be exceeded.
+//!   ([`Adaptive::trial`], [`pick`]); of every `period` operations one is for a trial. That is a pure
+//!   function of the operation's number, the call and what all ranks have agreed on, so ranks need not talk
+//!   for it, and the budget cannot be exceeded.
 //! * **The slow loop** ([`Policy`]), on rank 0 only, compares what operations of a trial cost the job with
 //!   those just before them, by class of calls (collective and power of two of bytes). What is clearly better
 //!   becomes a rule, what is hopeless is not tried again for a while, and a rule that is not better than the

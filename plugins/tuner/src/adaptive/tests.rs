@@ -180,7 +180,8 @@ proptest! {
         let mut world = World::new(us, noise, seed);
         world.run(60_000);
         prop_assert!(world.trials <= 600, "{}", world.trials);
-        prop_assert!(world.spent <= world.floor * 1.02, "{} over {}: {:?}", world.spent, world.floor, world.proposals);
+        let (spent, floor) = (world.spent, world.floor);
+        prop_assert!(spent <= floor * 1.02, "{spent} over {floor}: {:?}", world.proposals);
         let best = (0..5u8).min_by(|a, b| us[*a as usize].total_cmp(&us[*b as usize])).unwrap();
         if us[best as usize] < 700.0 {
             let (spent, floor) = (world.spent, world.floor);
@@ -390,7 +391,8 @@ fn only_what_may_be_tried_is() {
     };
     assert_eq!(picked("", Function::AllGather), [0, 3, 5, 6]);
     assert_eq!(picked("", Function::Broadcast), [0; 0], "ranks may leave it early");
-    let avoid = "[[avoid]]\nmatch = { bytes = \"4K..8K\" }\nuse = [{ algorithm = \"ring\" }, { protocol = \"symll\" }]\n";
+    let avoid = "[[avoid]]\nmatch = { bytes = \"4K..8K\" }\n\
+                 use = [{ algorithm = \"ring\" }, { protocol = \"symll\" }]\n";
     assert_eq!(picked(avoid, Function::AllReduce), [3, 5]);
     assert_eq!(
         picked("[[avoid]]\nmatch.bytes = \"8K..\"\nuse = { algorithm = \"ring\" }\n", Function::AllReduce),
