@@ -212,25 +212,15 @@ impl Listener {
     /// Answers one client; what goes wrong with it is its own affair.
     fn serve(&self, metrics: &Metrics) {
         let outcome = match self {
-            Self::Tcp(listener) => listener.accept().and_then(|(mut stream, _)| {
+            Self::Tcp(listener) => listener.accept().and_then(|(stream, _)| {
                 stream.set_nonblocking(false)?;
                 stream.set_write_timeout(Some(PATIENCE))?;
-                let mut read = |buffer: &mut [u8], left| {
-                    stream.set_read_timeout(Some(left))?;
-                    stream.read(buffer)
-                };
-                let answer = answer(&mut read, metrics)?;
-                stream.write_all(answer.as_bytes())
+                exchange(stream, |stream, left| stream.set_read_timeout(Some(left)), metrics)
             }),
-            Self::Unix(listener) => listener.accept().and_then(|(mut stream, _)| {
+            Self::Unix(listener) => listener.accept().and_then(|(stream, _)| {
                 stream.set_nonblocking(false)?;
                 stream.set_write_timeout(Some(PATIENCE))?;
-                let mut read = |buffer: &mut [u8], left| {
-                    stream.set_read_timeout(Some(left))?;
-                    stream.read(buffer)
-                };
-                let answer = answer(&mut read, metrics)?;
-                stream.write_all(answer.as_bytes())
+                exchange(stream, |stream, left| stream.set_read_timeout(Some(left)), metrics)
             }),
         };
         if outcome.is_err() {
@@ -286,10 +276,24 @@ fn of_request(method: &str, path: &str, metrics: &Metrics) -> String {
     }
 }
 
+/// Reads a client's question and answers it; `limit` sets how long a read may take.
+fn exchange<S: Read + Write>(
+    mut stream: S,
+    limit: impl Fn(&S, Duration) -> io::Result<()>,
+    metrics: &Metrics,
+) -> io::Result<()> {
+    let mut read = |buffer: &mut [u8], left| {
+        limit(&stream, left)?;
+        stream.read(buffer)
+    };
+    let answer = answer(&mut read, metrics)?;
+    stream.write_all(answer.as_bytes())
+}
+
 fn response(status: &str, body: &str, has_body: bool) -> String {
     format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {}\r\n\
-         Connection: close\r\n\r\n{}",
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
+         Content-Length: {}\r\nConnection: close\r\n\r\n{}",
         body.len(),
         if has_body { body } else { "" }
     )

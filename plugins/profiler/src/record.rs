@@ -248,7 +248,8 @@ mod tests {
         let lines = record(1).lines();
         let [begin, end]: [serde_json::Value; 2] = serde_json::from_str(&format!("[{lines}]")).unwrap();
         let args = json!({
-            "event": "0x1a", "parent": "0x19", "count": u64::MAX, "captured": true, "algo": "RING\n", "send": "0x1000",
+            "event": "0x1a", "parent": "0x19", "count": u64::MAX, "captured": true,
+            "algo": "RING\n", "send": "0x1000",
             "states_us": [["send_wait", 0.1], ["send_wait", 66.0]],
         });
         let id = json!({ "local": "0x1a" });
