@@ -53,6 +53,77 @@ fn tuners_and_profilers_of_every_version_tune_and_watch() {
     }
 }
 
+#[test]
+fn profilers_see_the_parts_of_collectives_that_copy_engines_run() {
+    for version in [5, 6, 7] {
+        let profiler = compile(&["profiler"], version);
+        let recorded = format!("recorded={profiler}");
+        let steps = ["call=all_gather/300000", "call=all_reduce/1000", "destroy", &recorded];
+        let settings = [("NCCL_PASS_SM", "1"), ("NCCL_PROFILER_PLUGIN", &*profiler)];
+        let Some(ended) = run("aaa", &steps, &settings).0 else { return };
+        let events = events(&ended.output);
+        // All versions know the collective itself.
+        let is_gather = |event: &&Event| event.kind == 1 << 1 && event.text.contains("func=AllGather");
+        let gathers: Vec<&Event> = events.iter().filter(is_gather).collect();
+        assert_eq!(gathers.len(), 3, "{}", ended.output);
+        let copied: Vec<&Event> = events.iter().filter(|event| event.kind == 1 << 12).collect();
+        assert_eq!(copied.len(), if version < 6 { 0 } else { 3 }, "one for each rank: {}", ended.output);
+        for coll in copied {
+            let parent = |event: &&Event| event.handle == coll.parent;
+            let call = events.iter().find(parent).expect("its call");
+            assert!(call.kind == 1 << 9 && call.text.contains("func=AllGather"), "{call:?}");
+            assert!(coll.text.contains("func=AllGather") && coll.text.contains("count=300000"), "{coll:?}");
+            let parts: Vec<&Event> = events.iter().filter(|event| event.parent == coll.handle).collect();
+            let kinds: Vec<u64> = parts.iter().map(|part| part.kind).collect();
+            assert_eq!(kinds, [1 << 13, 1 << 14, 1 << 13], "ready, copies, complete");
+            assert!(parts[0].text.contains("complete=0 ranks=3") && parts[2].text.contains("complete=1"));
+            // Its own part, and those of the two others, of 1.2 MB each, here or there.
+            let bytes = number(&parts[1].text, "bytes=");
+            assert!(bytes >= 2 * 1_200_000 && number(&parts[1].text, "ops=") >= 2, "{:?}", parts[1]);
+            let stops: Vec<usize> = parts.iter().map(|part| part.stopped.expect("a stop")).collect();
+            assert!(stops.is_sorted() && stops[2] < coll.stopped.expect("a stop"), "one after the other");
+            assert!(stops[0] < parts[1].started && stops[1] < parts[2].started);
+        }
+    }
+}
+
+/// An event as the C profiler wrote it down.
+#[derive(Debug)]
+struct Event {
+    kind: u64,
+    parent: String,
+    handle: String,
+    text: String,
+    /// The lines of its start and of its stop.
+    started: usize,
+    stopped: Option<usize>,
+}
+
+/// The events that the C profiler wrote down. Every rank prints all that was written up to then.
+fn events(recorded: &str) -> Vec<Event> {
+    let mut lines: Vec<&str> = Vec::new();
+    for line in recorded.lines().filter(|line| line.starts_with("start ") || line.starts_with("stop ")) {
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    let of = |(started, line): (usize, &&str)| {
+        let (text, handle) = line.strip_prefix("start ")?.rsplit_once(" -> ")?;
+        let stop = format!("stop {handle}");
+        let stopped = lines.iter().position(|line| *line == stop);
+        let parent = text.split("parent=").nth(1)?.split(' ').next()?;
+        let (kind, parent, handle) = (number(text, "type="), parent.to_owned(), handle.to_owned());
+        Some(Event { kind, parent, handle, text: text.to_owned(), started, stopped })
+    };
+    lines.iter().enumerate().filter_map(of).collect()
+}
+
+/// The number behind a word of a line.
+fn number(text: &str, word: &str) -> u64 {
+    let digits = text.split(word).nth(1).and_then(|rest| rest.split(' ').next());
+    digits.and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("no {word} in {text}"))
+}
+
 /// Runs ranks of these hosts as threads of one process.
 fn run(hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> Checked {
     if !on_host() {

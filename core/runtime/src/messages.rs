@@ -82,7 +82,7 @@ impl CommState {
         let mut launch = Launch::new(self, work, place, stream);
         launch.events = spans.map(|spans| {
             let operations = events.0.iter().map(|(_, _, event)| event.clone()).collect();
-            Events { group: spans.clone(), operations }
+            Events::new(spans, operations)
         });
         Ok(launch)
     }

@@ -167,13 +167,16 @@ impl GroupSpans {
     }
 
     /// A collective of the group with the tag that the program gave it, run so on so many channels.
+    ///
+    /// One that copy engines run has two events: that of any collective, which profilers of all versions know,
+    /// and the one that NCCL has for copy engines.
     pub fn collective(
         &self,
         (call, tag): (&Call, u64),
         stream: Stream,
         number: u64,
         (algorithm, route, channels): (&str, Route, u8),
-    ) -> Option<Arc<Span>> {
+    ) -> CollectiveSpans {
         let (func, datatype) = (nccl_name(call.collective.name()), nccl_type(call.dtype.name()));
         let root = call.root;
         let api = What::CollApi {
@@ -184,7 +187,8 @@ impl GroupSpans {
             stream: stream.0,
             captured: self.is_captured,
         };
-        let api = self.api.as_ref()?.child_of_group(None, (&api, tag))?;
+        let api = self.api.as_ref().and_then(|group| group.child_of_group(None, (&api, tag)));
+        let Some(api) = api else { return CollectiveSpans::default() };
         // NCCL's spelling; an executor that NCCL does not have stands behind the algorithm.
         let mut algo = algorithm.to_ascii_uppercase();
         if route.is_fused() || route.is_copied() {
@@ -205,7 +209,20 @@ impl GroupSpans {
             proto: &proto,
             group: None,
         };
-        api.child_of_group(self.group.as_ref(), (&what, tag))
+        let event = api.child_of_group(self.group.as_ref(), (&what, tag));
+        let by_copies = What::CeColl {
+            seq: number,
+            func,
+            send: call.input,
+            recv: call.output,
+            count: call.count,
+            root,
+            datatype,
+            stream: stream.0,
+        };
+        let is_copied = route.is_copied() && api.wants(EventMask::CE_COLL);
+        let copied = if is_copied { api.child_of_group(None, (&by_copies, tag)) } else { None };
+        CollectiveSpans { event, copied }
     }
 
     /// A message of the group.
@@ -239,6 +256,15 @@ impl GroupSpans {
     pub fn launch(&self, stream: Stream) -> Option<Arc<Span>> {
         self.api.as_ref()?.child(&What::KernelLaunch { stream: stream.0 })
     }
+}
+
+/// The events of a collective.
+#[derive(Default)]
+pub struct CollectiveSpans {
+    /// The event that every collective has.
+    pub event: Option<Arc<Span>>,
+    /// The event of a collective that copy engines run.
+    pub copied: Option<Arc<Span>>,
 }
 
 /// A call for a one-sided operation, in the words of NCCL's events.
@@ -345,7 +371,7 @@ mod tests {
         let device = hawser_device::host::HostDevice::beside().unwrap();
         let spans = GroupSpans::start(&profiling, &device, Stream(0)).unwrap().unwrap();
         let event = spans.collective((&call, 9), Stream(0), 0, ("Ring", Route::SIMPLE, 1));
-        assert!(event.is_some());
+        assert!(event.event.is_some() && event.copied.is_none());
         let group = (None, None, "group".to_owned());
         assert_eq!(*seen.lock().unwrap(), [group, (None, Some(EventHandle(1)), "RING SIMPLE 9".to_owned())]);
     }

@@ -24,7 +24,7 @@ use crate::executor::fused::FusedLaunch;
 use crate::executor::{Events, Launch, Launches, Work};
 use crate::op_number::MESSAGES;
 use crate::phases::phases;
-use crate::profiling::{GroupSpans, OneSidedCall, Span, Transfer};
+use crate::profiling::{CollectiveSpans, GroupSpans, OneSidedCall, Span, Transfer};
 use crate::rma::RmaOp;
 use crate::tuning::TimedOp;
 
@@ -158,6 +158,7 @@ fn resolve_one_sided(
             let events = spans.map(|spans| Events {
                 group: spans.clone(),
                 operations: ops.iter().flat_map(|op| spans.one_sided(&as_event(op), stream)).collect(),
+                copied: None,
             });
             launches.push(Launch { events, ..Launch::new(comm, Work::OneSided(ops), place, stream) });
         }
@@ -286,6 +287,8 @@ struct Resolved<'i> {
     /// Its place in the journal.
     sequence: u64,
     event: Option<Arc<Span>>,
+    /// The event of a collective that copy engines run.
+    copied: Option<Arc<Span>>,
     /// How the call is timed, where it has a launch of its own: one of several tells nothing about each.
     timed: Option<Box<TimedOp>>,
 }
@@ -320,11 +323,12 @@ impl Collectives<'_> {
         let (chosen, blocks) = compiled.chosen();
         let choice = &chosen.choice;
         comm.log_call(call, choice, blocks, number);
-        let event = self.spans.and_then(|spans| {
+        let of_call = |spans: &Arc<GroupSpans>| {
             let names = (choice.key.algorithm.name(), choice.route, blocks);
             spans.collective((call, options.map_or(0, |options| options.tag)), stream, number, names)
-        });
-        Ok(Some(Resolved { compiled, call, number, sequence, event, timed }))
+        };
+        let CollectiveSpans { event, copied } = self.spans.map(of_call).unwrap_or_default();
+        Ok(Some(Resolved { compiled, call, number, sequence, event, copied, timed }))
     }
 
     /// Resolves the next call of several: it waits for others, or gets its launch.
@@ -385,7 +389,7 @@ impl Collectives<'_> {
     }
 
     fn launch_alone(&mut self, resolved: Resolved<'_>) -> Result<()> {
-        let Resolved { compiled, call, number, sequence, event, timed } = resolved;
+        let Resolved { compiled, call, number, sequence, event, copied, timed } = resolved;
         let work = match &*compiled {
             Compiled::Steps(plan, program, _) => {
                 let mut plan = plan.clone();
@@ -406,7 +410,9 @@ impl Collectives<'_> {
         let mut launch = Launch::new(self.comm, work, (number, sequence), self.stream);
         launch.timed = timed;
         if let Some(spans) = self.spans {
-            launch.events = Some(Events { group: spans.clone(), operations: Vec::from_iter(event) });
+            let mut events = Events::new(spans, Vec::from_iter(event));
+            events.copied = copied;
+            launch.events = Some(events);
         }
         self.launches.push(launch);
         Ok(())
@@ -435,7 +441,7 @@ impl Collectives<'_> {
             let mut launch = Launch::new(self.comm, Work::FusedBatch(Box::new(launch)), place, stream);
             launch.events = self.spans.map(|spans| {
                 let operations = pairs.iter().filter_map(|(_, resolved)| resolved.event.clone()).collect();
-                Events { group: spans.clone(), operations }
+                Events::new(spans, operations)
             });
             self.launches.push(launch);
         }

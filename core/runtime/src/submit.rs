@@ -127,7 +127,9 @@ fn submit_one(launch: &mut Launch) -> Result<Option<Box<CopyEngineLaunch<'_>>>> 
     let timed = timed.take();
     match work {
         Work::CopyEngine(plan, program) => {
-            let begun = CopyEngineLaunch::begin(comm, (plan, program.as_deref()), (stream, before), timed);
+            let copies = events.as_ref().and_then(|events| events.copy_events(comm.topology.size()));
+            let watched = (timed, copies);
+            let begun = CopyEngineLaunch::begin(comm, (plan, program.as_deref()), (stream, before), watched);
             return begun.map(|begun| Some(Box::new(begun)));
         }
         Work::Steps(plan) => interpreter::submit(comm, plan, stream, timed)?,

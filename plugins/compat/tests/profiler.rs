@@ -147,7 +147,7 @@ fn expected_events(version: usize) -> Vec<String> {
         "type=2048 parent=0xa1 rank=5 launch stream=0x57".into(),
         format!(
             "type=4096 parent=0xb0 rank=5 ce coll seq=41 func=AllReduce {sizes}ncclFloat8e4m3 \
-             stream=0x57 strategy='' \
+             stream=0x57 strategy='unicast' \
              intra=0 batch=0,0,0{tag}"
         ),
         "type=8192 parent=0xf0 rank=5 ce sync complete=1 ranks=16".into(),

@@ -126,6 +126,39 @@ fn a_collective_spans_its_children() {
     assert!(lines.len() == 1 && lines[0].0 == Level::Info && lines[0].1.ends_with(summary), "{lines:?}");
 }
 
+#[test]
+fn the_parts_of_a_copy_engine_collective_are_in_its_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trace-%r.json");
+    let (context, _) = open(&profiler(&file, 0x7fff), 2);
+    let (func, datatype) = ("AllGather", "ncclFloat32");
+    let (seq, send, recv, count, root, stream) = (4, 0x10, 0x20, 1 << 20, 0, 0x57);
+    let what = What::CeColl { seq, func, send, recv, count, root, datatype, stream };
+    let coll = start(&*context, None, what);
+    let parts = [
+        What::CeSync { complete: false, ranks: 4 },
+        What::CeBatch { ops: 3, bytes: 12 << 20, intra_sync: true },
+        What::CeSync { complete: true, ranks: 4 },
+    ];
+    for part in parts {
+        let part = start(&*context, Some(coll), part);
+        context.stop(part);
+    }
+    context.stop(coll);
+    drop(context);
+    let trace = trace(&folder.path().join("trace-2.json"));
+    let begin = |category: &str| with_owned(&with_owned(&trace, "cat", category), "ph", "b");
+    let coll = begin("ce_coll").remove(0);
+    assert_eq!((&coll["name"], &coll["args"]["bytes"]), (&json!("AllGather"), &json!(4 << 20)));
+    let (batch, syncs) = (begin("ce_batch").remove(0), begin("ce_sync"));
+    assert_eq!((&batch["args"]["ops"], &batch["args"]["bytes"]), (&json!(3), &json!(12 << 20)));
+    let complete: Vec<&Value> = syncs.iter().map(|sync| &sync["args"]["complete"]).collect();
+    assert_eq!(complete, [&json!(false), &json!(true)]);
+    for part in syncs.iter().chain([&batch]) {
+        assert_eq!(part["args"]["parent"], coll["args"]["event"]);
+    }
+}
+
 fn with_owned(trace: &[Value], member: &str, value: &str) -> Vec<Value> {
     with(trace, member, value).into_iter().cloned().collect()
 }

@@ -43,6 +43,7 @@ use self::plan_cache::{CallKey, PlanCache};
 use self::sm_free::SmFree;
 use self::stream_ops::StreamOps;
 use crate::bootstrap::Bootstrap;
+use crate::executor::copy_engine::events::CopyEvents;
 use crate::executor::copy_engine::{Dma, Emission, Who};
 use crate::profiling::{Profiling, Span};
 use crate::progress::journal::Journal;
@@ -293,11 +294,11 @@ impl CommState {
         &'a self,
         plan: &'a LaunchPlan,
         loaded: Option<&'a LoadedProgram>,
-        stream: Stream,
+        on: (Stream, Option<CopyEvents>),
     ) -> Result<Emission<'a>> {
         let who = Who { name: &self.name, rank: self.rank, op_number: plan.args.op_number };
         let steps = steps_of(plan, loaded);
-        self.copier()?.begin(&*self.device, &self.order, (plan, steps), stream, who)
+        self.copier()?.begin(&*self.device, &self.order, (plan, steps), on, who)
     }
 
     /// The commands of a launch of copy engines on the host device.

@@ -12,6 +12,7 @@ use hawser_device::Stream;
 use hawser_plugin::profiler::{EventState, StateArgs, What};
 
 use self::interp::HostLaunch;
+use super::copy_engine::host::Copies;
 use super::{Launch, Work};
 use crate::comm_state::CommState;
 use crate::profiling::Span;
@@ -118,7 +119,10 @@ fn timed(launches: &mut [&mut Launch]) -> Vec<TimedOp> {
 fn host_launch(launch: &Launch) -> Option<Result<HostLaunch<'_>>> {
     let (plan, copies) = match &launch.work {
         Work::Steps(plan) => (plan, None),
-        Work::CopyEngine(plan, program) => (plan, Some(launch.comm.commands(plan, program.as_deref()))),
+        Work::CopyEngine(plan, program) => {
+            let commands = launch.comm.commands(plan, program.as_deref());
+            (plan, Some(commands.map(|commands| Copies::new(commands, launch.copy_events()))))
+        }
         Work::Copies(copies) => {
             let copied = copies.iter().try_for_each(|copy| launch.comm.copy(copy, launch.stream));
             return copied.err().map(Err);

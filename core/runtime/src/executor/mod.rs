@@ -27,6 +27,7 @@ use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::p2p::OwnCopy;
 use smallvec::SmallVec;
 
+use self::copy_engine::events::CopyEvents;
 use crate::comm_state::{CommState, LoadedProgram};
 use crate::profiling::{GroupSpans, Span};
 use crate::rma::RmaOp;
@@ -62,6 +63,11 @@ impl Launch {
     pub fn new(comm: &Arc<CommState>, work: Work, (number, sequence): (u64, u64), stream: Stream) -> Self {
         let comm = comm.clone();
         Self { comm, work, number, sequence, stream, around: None, events: None, timed: None }
+    }
+
+    /// The events of the copies of a launch of copy engines, which begin now; `None` if nobody watches them.
+    pub fn copy_events(&self) -> Option<CopyEvents> {
+        self.events.as_ref()?.copy_events(self.comm.topology.size())
     }
 
     /// Returns the surroundings of the launch, to be changed.
@@ -134,4 +140,18 @@ pub struct Events {
     pub group: Arc<GroupSpans>,
     /// The events of the operations that it runs.
     pub operations: Vec<Arc<Span>>,
+    /// The event of the collective that copy engines run.
+    pub copied: Option<Arc<Span>>,
+}
+
+impl Events {
+    /// The events of operations of a group.
+    pub fn new(group: &Arc<GroupSpans>, operations: Vec<Arc<Span>>) -> Self {
+        Self { group: group.clone(), operations, copied: None }
+    }
+
+    /// The events of the parts of a collective that copy engines run on so many ranks.
+    pub fn copy_events(&self, ranks: u32) -> Option<CopyEvents> {
+        self.copied.clone().map(|coll| CopyEvents::start(coll, ranks))
+    }
 }

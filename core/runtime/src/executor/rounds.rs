@@ -11,6 +11,7 @@ use hawser_plan::executor::launch::LaunchPlan;
 
 use crate::comm_state::{CommState, LoadedProgram};
 use crate::executor::copy_engine::Emission;
+use crate::executor::copy_engine::events::CopyEvents;
 use crate::transport::control::Control;
 use crate::tuning::TimedOp;
 
@@ -35,10 +36,10 @@ impl<'a> CopyEngineLaunch<'a> {
         comm: &'a CommState,
         (plan, program): (&'a LaunchPlan, Option<&'a LoadedProgram>),
         (stream, before): (Stream, &'a [Stream]),
-        timed: Option<Box<TimedOp>>,
+        (timed, events): (Option<Box<TimedOp>>, Option<CopyEvents>),
     ) -> Result<Self> {
         let control = comm.peer_memory.control.clone();
-        let begun = comm.begin_copies(plan, program, stream);
+        let begun = comm.begin_copies(plan, program, (stream, events));
         let emission = begun.inspect_err(|error| {
             control.fail(error.clone());
         })?;

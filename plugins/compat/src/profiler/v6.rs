@@ -121,7 +121,8 @@ pub(super) fn describe(event: &Event<'_>, comm: &Comm, body: &mut Body) -> bool 
             (ce.seq, ce.func, ce.datatype) = (seq, comm.strings.of(func), comm.strings.of(datatype));
             (ce.send, ce.recv, ce.stream) = (address(send), address(recv), address(stream));
             (ce.count, ce.root) = (count as usize, int(root));
-            ce.sync_strategy = c"".as_ptr(); // plugins print it
+            // Ranks tell each peer by a word of its own.
+            ce.sync_strategy = c"unicast".as_ptr();
         }
         What::CeSync { complete, ranks } => {
             (body.ce_sync.complete, body.ce_sync.ranks) = (complete.into(), int(ranks));

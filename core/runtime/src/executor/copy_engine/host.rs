@@ -8,15 +8,34 @@ use hawser_plan::executor::copy_engine::{ReduceKernel, What};
 
 use hawser_device::host::reduce::{Operand, Rule, reduce};
 
+use super::events::{CopyEvents, batch_of, is_copy};
+
 /// A launch on its way.
 pub struct Copies {
     streams: Vec<VecDeque<What>>,
+    /// The events that profilers see, if one watches.
+    watched: Option<Watched>,
+}
+
+/// A launch that profilers watch.
+struct Watched {
+    events: CopyEvents,
+    /// The copies that have not run yet.
+    left: u32,
+    /// All copies.
+    total: u32,
+    /// The bytes of all copies.
+    bytes: u64,
 }
 
 impl Copies {
     /// With these commands by stream.
-    pub fn new<const N: usize>(streams: [Vec<What>; N]) -> Self {
-        Self { streams: streams.into_iter().map(VecDeque::from).collect() }
+    pub fn new<const N: usize>(streams: [Vec<What>; N], events: Option<CopyEvents>) -> Self {
+        let watched = events.map(|events| {
+            let (total, bytes) = batch_of(streams.iter().flatten());
+            Watched { events, left: total, total, bytes }
+        });
+        Self { streams: streams.into_iter().map(VecDeque::from).collect(), watched }
     }
 
     /// True if all streams are through.
@@ -31,8 +50,18 @@ impl Copies {
     pub unsafe fn poll(&mut self) -> bool {
         let mut moved = false;
         for stream in &mut self.streams {
-            // SAFETY: passed on to the caller.
-            while stream.front().is_some_and(|what| unsafe { run(what) }) {
+            while let Some(what) = stream.front() {
+                let is_copy = is_copy(what);
+                if let Some(watched) = self.watched.as_mut().filter(|_| is_copy) {
+                    watched.before_copy();
+                }
+                // SAFETY: passed on to the caller.
+                if !unsafe { run(what) } {
+                    break;
+                }
+                if let Some(watched) = self.watched.as_mut().filter(|_| is_copy) {
+                    watched.after_copy();
+                }
                 stream.pop_front();
                 moved = true;
             }
@@ -46,6 +75,23 @@ impl Copies {
             Some(What::Await { peer, .. }) => Some(*peer),
             _ => None,
         })
+    }
+}
+
+impl Watched {
+    /// The first copy begins the batch that all of them are.
+    fn before_copy(&mut self) {
+        if self.left == self.total {
+            self.events.batch(self.total, self.bytes, true);
+        }
+    }
+
+    /// After the last copy there is only the end to be told.
+    fn after_copy(&mut self) {
+        self.left -= 1;
+        if self.left == 0 {
+            self.events.complete();
+        }
     }
 }
 

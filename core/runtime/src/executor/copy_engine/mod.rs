@@ -10,6 +10,7 @@
 //! way): everything on one stream takes 65 µs, on two 70 µs, on three that wait for each other's events
 //! 2,000 µs.
 
+pub mod events;
 pub mod host;
 mod rendezvous;
 mod ring;
@@ -31,6 +32,7 @@ use hawser_plan::executor::launch::LaunchPlan;
 use crate::stream_order::{Order, Turn};
 use crate::transport::control::Control;
 use crate::transport::net::Stage;
+use events::{CopyEvents, batch_of};
 use rendezvous::CopyRequest;
 use watch::Watched;
 pub use watch::wait_for_launches;
@@ -116,7 +118,7 @@ impl Dma {
         device: &'a dyn Device,
         order: &'a Order,
         (plan, steps): (&'a LaunchPlan, &'a [Step]),
-        stream: Stream,
+        (stream, events): (Stream, Option<CopyEvents>),
         who: Who<'_>,
     ) -> Result<Emission<'a>> {
         let words = device.needs_stream_words()?;
@@ -143,6 +145,7 @@ impl Dma {
             is_forked,
             turn,
             pending,
+            events,
         })
     }
 
@@ -288,6 +291,8 @@ pub struct Emission<'a> {
     /// put off beyond a copy: streams may share a hardware queue, where what comes later would wait behind
     /// what it releases.
     pending: Vec<(usize, MemoryOp)>,
+    /// The events that profilers see, if one watches.
+    events: Option<CopyEvents>,
 }
 
 impl Emission<'_> {
@@ -300,6 +305,7 @@ impl Emission<'_> {
             self.is_serial |= self.emitter.is_direct();
         }
         let more = self.emitter.round(&mut lock(&self.dma.state)?.counters, &mut commands);
+        self.tell_batch(&commands);
         for command in commands {
             let index = self.stream(&command)?;
             match command.what {
@@ -322,8 +328,21 @@ impl Emission<'_> {
         Ok(more)
     }
 
+    /// Tells profilers of a round that moves data.
+    fn tell_batch(&mut self, commands: &[Command]) {
+        let Some(events) = &mut self.events else { return };
+        let (ops, bytes) = batch_of(commands.iter().map(|command| &command.what));
+        if ops > 0 {
+            let waits = commands.iter().any(|command| matches!(command.what, What::Await { .. }));
+            events.batch(ops, bytes, waits);
+        }
+    }
+
     /// Joins the streams.
     pub fn finish(mut self) -> Result<()> {
+        if let Some(events) = &mut self.events {
+            events.complete();
+        }
         self.flush()?;
         if self.is_forked {
             self.device.order(self.streams[1], self.streams[0])?;

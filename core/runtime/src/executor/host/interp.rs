@@ -19,7 +19,6 @@ use hawser_kernels_abi::{
 };
 use hawser_plan::DataType;
 use hawser_plan::Protocol;
-use hawser_plan::executor::copy_engine::{STREAMS, What};
 
 use super::fifo::Fifo;
 use crate::executor::copy_engine::host::Copies;
@@ -41,8 +40,8 @@ pub struct HostLaunch<'a> {
     pub args: &'a Args,
     /// Name of the communicator, for errors.
     pub name: &'a str,
-    /// The commands by stream if copy engines run it instead of a kernel.
-    pub copies: Option<[Vec<What>; STREAMS as usize]>,
+    /// The copies if copy engines run it instead of a kernel.
+    pub copies: Option<Copies>,
     /// The knowledge of the other ranks.
     pub roster: &'a Roster,
     /// Learns what the launch waits for.
@@ -167,7 +166,7 @@ impl<'a> Run<'a> {
             At { place: Place::default(), over: nothing }
         };
         let blocks = used.iter().map(at).collect();
-        let copies = launch.copies.map(Copies::new);
+        let copies = launch.copies;
         let (kernel, name, roster, journal) = (launch.kernel, launch.name, launch.roster, launch.journal);
         Self { kernel, name, args, comm, steps, blocks, copies, roster, journal }
     }
