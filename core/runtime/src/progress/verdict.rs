@@ -15,7 +15,6 @@ use std::collections::BTreeMap;
 
 pub use self::meetings::of_meetings;
 use self::rows::{Row, rows};
-use self::slow::slow;
 use serde::{Deserialize, Serialize};
 
 use super::operation::{Operation, Stage, Waits, What};
@@ -180,7 +179,9 @@ impl<'a> Case<'a> {
     }
 
     fn judge_ranks(&self) -> Finding {
-        let stuck = self.comms.iter().find(|(_, (_, comm))| comm.open().is_some());
+        let is_stuck = |(_, (_, comm)): &(&u32, &(&ProcessReport, &CommReport))| comm.open().is_some();
+        let says_so = self.comms.iter().filter(is_stuck).find(|(_, (_, comm))| !comm.waits.is_empty());
+        let stuck = says_so.or_else(|| self.comms.iter().find(is_stuck));
         let is_open = stuck.is_some() || self.comms.values().any(|(_, comm)| comm.queued.is_some());
         // First of all: a rank whose call was another one may be through with it, and have left.
         if let Some(finding) = self.mismatch() {
@@ -194,27 +195,6 @@ impl<'a> Case<'a> {
             None => self.nothing_open(),
         };
         self.slow(&finding).unwrap_or(finding)
-    }
-
-    /// A rank that is slow, where a moment alone would tell something else.
-    fn slow(&self, seen: &Finding) -> Option<Finding> {
-        let slow = slow(&self.comms)?;
-        let may_be = match seen.cause {
-            Cause::NotCalled => seen.guilty == [slow.rank],
-            Cause::NothingOpen | Cause::Lost | Cause::NotSubmitted => true,
-            _ => false,
-        };
-        let text = format!(
-            "{} is slow: it came last to {} of the last {} operations, {} after the others, where one \
-             follows the other after {} (medians)",
-            self.who(slow.rank),
-            slow.last,
-            slow.of,
-            seconds(slow.late_ms),
-            seconds(slow.period_ms)
-        );
-        let remedy = "what does that rank do between its calls (loading data, writing, a busy processor)?";
-        may_be.then(|| finding(Cause::Slow, slow.rank, text, remedy))
     }
 
     /// Ranks that have gone, are stopped or do not answer.
@@ -354,6 +334,13 @@ impl<'a> Case<'a> {
         finding
     }
 
+    /// Returns whether another rank says that it waits for this one in an operation.
+    fn is_awaited(&self, comm: &CommReport, operation: &Operation) -> bool {
+        let waits = self.evidence.reports.iter().flat_map(|report| &report.comms);
+        let mut waits = waits.filter(|other| other.comm_id == comm.comm_id).flat_map(|other| &other.waits);
+        waits.any(|waits| (waits.peer, waits.number) == (comm.rank, operation.number))
+    }
+
     /// Whom a rank waits for, or why it is to blame itself.
     fn next(&self, (comm_id, rank): Node) -> Result<Node, Box<Finding>> {
         let Some((report, comm)) = self.find(comm_id, rank) else {
@@ -385,7 +372,12 @@ impl<'a> Case<'a> {
         {
             return Ok((other.comm_id, other.rank));
         }
-        Err(Box::new(self.waits_for_nobody(comm, open)))
+        // Of a GPU it is not known which of its submitted operations is over: the one that another rank waits
+        // in is not.
+        let submitted = |operation: &&Operation| operation.stage == Stage::Submitted && !comm.is_exact;
+        let mut submitted = comm.operations.iter().filter(submitted);
+        let not_over = submitted.find(|operation| self.is_awaited(comm, operation));
+        Err(Box::new(self.waits_for_nobody(comm, not_over.unwrap_or(open))))
     }
 
     /// A rank that has not called what another one waits in: on a GPU, what it called before may be over.

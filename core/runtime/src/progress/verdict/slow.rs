@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use super::{Case, Cause, Finding, finding, seconds};
 use crate::progress::report::{CommReport, ProcessReport};
 
 /// The fewest operations that tell something.
@@ -73,6 +74,29 @@ fn of_host(comms: &[&CommReport]) -> Option<Slow> {
 fn median(mut values: Vec<u64>) -> Option<u64> {
     values.sort_unstable();
     values.get(values.len() / 2).copied()
+}
+
+impl Case<'_> {
+    /// A rank that is slow, where a moment alone would tell something else.
+    pub(super) fn slow(&self, seen: &Finding) -> Option<Finding> {
+        let slow = slow(&self.comms)?;
+        let may_be = match seen.cause {
+            Cause::NotCalled => seen.guilty == [slow.rank],
+            Cause::NothingOpen | Cause::Lost | Cause::NotSubmitted => true,
+            _ => false,
+        };
+        let text = format!(
+            "{} is slow: it came last to {} of the last {} operations, {} after the others, where one \
+             follows the other after {} (medians)",
+            self.who(slow.rank),
+            slow.last,
+            slow.of,
+            seconds(slow.late_ms),
+            seconds(slow.period_ms)
+        );
+        let remedy = "what does that rank do between its calls (loading data, writing, a busy processor)?";
+        may_be.then(|| finding(Cause::Slow, slow.rank, text, remedy))
+    }
 }
 
 #[cfg(test)]

@@ -203,6 +203,34 @@ fn a_kernel_that_waits_for_nobody_is_named() {
 }
 
 #[test]
+fn of_a_silent_kernel_the_operation_is_named_that_the_others_wait_in() {
+    // On no rank anybody has seen that operation 2 is over; the kernels of others say that they are in 3.
+    let mut comms = all_in_one();
+    for comm in &mut comms {
+        (comm.is_exact, comm.operations[0].stage) = (false, Stage::Submitted);
+        comm.waits = vec![waits(3, 2)];
+    }
+    comms[2].waits.clear();
+    let parts = ["rank 2", "has submitted operation 3,", "rank 0 has waited in operation 3"];
+    check(&evidence(each_alone(comms.clone())), Cause::KernelSilent, &[2], &parts);
+    // Where the others wait in the one before, that is it.
+    comms.iter_mut().filter(|comm| comm.rank != 2).for_each(|comm| comm.waits = vec![waits(2, 2)]);
+    check(&evidence(each_alone(comms.clone())), Cause::KernelSilent, &[2], &["has submitted operation 2,"]);
+    // Nobody says anything: the oldest that is not known to be over.
+    comms.iter_mut().for_each(|comm| comm.waits.clear());
+    check(&evidence(each_alone(comms)), Cause::KernelSilent, &[0], &["has submitted operation 2,"]);
+    // The first rank may be the guilty one.
+    let mut comms = all_in_one();
+    for comm in &mut comms {
+        (comm.is_exact, comm.operations[0].stage) = (false, Stage::Submitted);
+        comm.waits = vec![waits(3, 0)];
+    }
+    comms[0].waits.clear();
+    let parts = ["rank 0", "has submitted operation 3,", "rank 1 has waited in operation 3"];
+    check(&evidence(each_alone(comms)), Cause::KernelSilent, &[0], &parts);
+}
+
+#[test]
 fn a_rank_that_still_plans_is_named() {
     let mut comms = all_in_one();
     comms[2].waits.clear();
