@@ -25,6 +25,7 @@ pub fn step(comm: &Comm, step: &str) -> Option<Result<()>> {
         "queued" => queued(comm, argument),
         "child" => child(comm, argument),
         "unmapped" => unmapped(comm, argument),
+        "two" => two(comm, argument),
         "paced" => paced(comm, argument),
         "spin" => loop {
             std::hint::spin_loop();
@@ -71,6 +72,28 @@ fn unmapped(comm: &Comm, what: &str) -> Result<()> {
     case.root = 0;
     let buffer = Buffer::new(64, 0);
     comm.collective(world::call(&case, comm.rank(), (buffer.addr(), first)), Stream(0))
+}
+
+/// Two all-reduces of 16 elements in a group, of which the second (`unmapped`) has a buffer where no memory
+/// is.
+fn two(comm: &Comm, second: &str) -> Result<()> {
+    group::start()?;
+    let case = world::plain(Collective::AllReduce, comm.ranks(), 16);
+    let added = world::issue(comm, case, false, 0).and_then(|first| {
+        let second = match second {
+            "unmapped" => unmapped(comm, "").map(|()| None),
+            _ => world::issue(comm, case, false, 0).map(Some),
+        };
+        second.map(|second| (first, second))
+    });
+    // Buffers live until the group is over.
+    let ended = group::end();
+    let (first, second) = added?;
+    ended?;
+    match std::iter::once(first).chain(second).find_map(|issued| issued.fault()) {
+        Some(fault) => Err(Error::internal(fault)),
+        None => Ok(()),
+    }
 }
 
 /// All ranks in this thread, and all their calls in groups: one in which all call the same, then one in which

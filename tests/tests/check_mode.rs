@@ -119,6 +119,32 @@ fn buffers_that_nobody_can_use_are_refused() {
 }
 
 #[test]
+fn a_call_that_fails_on_one_rank_is_an_error_on_all() {
+    if !on_host() {
+        return;
+    }
+    // Whichever rank it is: the hub of the comparison, or another one.
+    for (at, hosts) in [(0, 1), (1, 1), (1, 3)] {
+        let right = "all_reduce ?call=all_reduce/16 ?two all_reduce destroy";
+        let wrong = "all_reduce ?unmapped ?two=unmapped all_reduce destroy";
+        let steps: Vec<&str> = (0..3).map(|rank| if rank == at { wrong } else { right }).collect();
+        for (rank, ended) in run(hosts, &steps, &GLOBAL).iter().enumerate() {
+            let reason = "all_reduce: the receive buffer, 64 bytes at 0x40, begins where";
+            if rank == at {
+                ended.expect_error("InvalidArgument", &[reason]);
+            } else {
+                let failed = format!("it failed on rank {at}: ");
+                for operation in ["operation 1, all_reduce(16 x float, sum), does", "operation 2, all_reduce(16"] {
+                    ended.expect_error("InvalidUsage", &[operation, &failed, reason]);
+                }
+            }
+            // All go on with the same numbers.
+            ended.expect_success();
+        }
+    }
+}
+
+#[test]
 fn all_ranks_need_the_same_mode() {
     if !on_host() {
         return;

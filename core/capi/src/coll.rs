@@ -104,8 +104,8 @@ impl Request {
     }
 
     fn submit_to(&self, handle: &Arc<Handle>) -> Result<()> {
-        let call = self.call(handle)?;
-        let (options, event) = config::read_call(self.config, handle)?;
+        let read = || Ok((self.call(handle)?, config::read_call(self.config, handle)?));
+        let (call, (options, event)) = read().inspect_err(|error| handle.comm.refused(error))?;
         let stream = Stream(self.stream as u64);
         match event {
             None => handle.comm.collective_with(call, options, stream)?,

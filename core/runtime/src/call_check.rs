@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use hawser_base::env::{self, CheckMode};
 use hawser_base::error::{Error, Result};
+use hawser_base::log;
 use hawser_base::wait::Wait;
 use hawser_plan::Call;
 use hawser_plan::p2p::Message;
@@ -89,11 +90,52 @@ struct Compared {
 
 const MARK: [u8; 4] = *b"call";
 
+/// The word of a rank whose call, or whose group, failed before it was compared.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Failed {
+    /// As [`Compared::mark`].
+    mark: [u8; 4],
+    /// The error of that rank.
+    error: String,
+}
+
+const FAILED: [u8; 4] = *b"fail";
+/// The most letters of an error that other ranks hear.
+const LETTERS: usize = 400;
+
+/// Tells the other ranks, which wait for the next collective of this one, that it will not come.
+///
+/// Waits for them as [`compare`] does, so that all of them are told, and takes a number as a call does.
+pub fn tell_failure(comm: &CommState, error: &Error) {
+    if comm.topology.size() < 2 || comm.begin().is_err() {
+        return;
+    }
+    let error: String = error.to_string().chars().take(LETTERS).collect();
+    let wait = Wait::new(comm.abort.clone(), env::settings().op_timeout);
+    let told = comm.bootstrap.all_gather(&record::encode(&Failed { mark: FAILED, error }), &wait);
+    if let Err(error) = told {
+        let what = "telling other ranks of a failed call (NCCL_CHECK_MODE=DEBUG_GLOBAL)";
+        log::warn(&format!("rank {}: {what}: {error}", comm.rank));
+    }
+}
+
+/// A sentence about the ranks whose calls failed before they were compared; `None` if there are none.
+fn failures(records: &[Vec<u8>]) -> Option<String> {
+    let of = |(rank, bytes): (usize, &Vec<u8>)| {
+        let failed = record::decode::<Failed>(bytes).filter(|failed| failed.mark == FAILED)?;
+        Some(format!("it failed on rank {rank}: {}", failed.error))
+    };
+    let failed: Vec<String> = records.iter().enumerate().filter_map(of).collect();
+    let more = failed.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!("; and on {more} more ranks") } else { String::new() };
+    (!failed.is_empty()).then(|| failed[..failed.len().min(NAMED)].join("; ") + &more)
+}
+
 /// Compares a collective with those of all other ranks, for which it waits.
 ///
 /// # Errors
-/// `InvalidUsage`, on all ranks: they do not call the same; `Timeout`, `Remote` or `Aborted`: a rank did not
-/// come.
+/// `InvalidUsage`, on all ranks: they do not call the same, or the call of one has failed; `Timeout`,
+/// `Remote` or `Aborted`: a rank did not come.
 pub fn compare(comm: &CommState, call: &Call, number: u64) -> Result<()> {
     let own = Compared { mark: MARK, number, what: What::of_call(call) };
     let wait = Wait::new(comm.abort.clone(), env::settings().op_timeout);
@@ -101,6 +143,10 @@ pub fn compare(comm: &CommState, call: &Call, number: u64) -> Result<()> {
         let what = format!("{}, {}", op_number::operation(number), own.what);
         comm.bootstrap.blame(error.context(format!("ranks compare {what} (NCCL_CHECK_MODE=DEBUG_GLOBAL)")))
     })?;
+    if let Some(text) = failures(&records) {
+        let text = format!("{}, {}, does not run: {text}", op_number::operation(number), own.what);
+        return Err(Error::invalid_usage(text).remedy("mend what that rank complains about"));
+    }
     let calls = records.iter().map(|bytes| record::decode::<Compared>(bytes).filter(|it| it.mark == MARK));
     match difference(&calls.collect::<Vec<_>>()) {
         None => Ok(()),
@@ -176,6 +222,19 @@ mod tests {
                 assert!(text.ends_with("called all_reduce(1000 x float, sum)"), "{text}");
             }
         }
+    }
+
+    #[test]
+    fn ranks_whose_calls_failed_are_named() {
+        let fine = record::encode(&call(Collective::AllReduce, 5, ReduceOp::Sum, 0));
+        let failed = record::encode(&Failed { mark: FAILED, error: "the receive buffer is NULL".into() });
+        assert_eq!(failures(&[fine.clone(), fine.clone()]), None);
+        let text = failures(&[fine.clone(), failed.clone(), fine.clone()]).unwrap();
+        assert_eq!(text, "it failed on rank 1: the receive buffer is NULL");
+        let text = failures(&vec![failed.clone(); 40]).unwrap();
+        assert!(text.contains("rank 3") && text.ends_with("and on 36 more ranks"), "{text}");
+        // A call is none of these, and these are no calls.
+        assert!(record::decode::<Compared>(&failed).is_none_or(|it| it.mark != MARK));
     }
 
     #[test]

@@ -51,6 +51,8 @@ struct Queued {
     error: Option<Error>,
     jobs: Vec<Job>,
     comms: Vec<Calls>,
+    /// Communicators of which a collective could not be queued; kept where ranks compare their calls.
+    refused: Vec<Comm>,
 }
 
 /// The calls of a group on one communicator.
@@ -79,7 +81,7 @@ impl Group {
 }
 
 impl Queued {
-    const NONE: Self = Self { error: None, jobs: Vec::new(), comms: Vec::new() };
+    const NONE: Self = Self { error: None, jobs: Vec::new(), comms: Vec::new(), refused: Vec::new() };
 }
 
 /// Opens a group, or one level more.
@@ -240,6 +242,21 @@ impl Queued {
 
 fn finish(queued: &mut Queued) -> Result<()> {
     queued.unqueue();
+    let prepared = prepare(queued);
+    if let Err(error) = &prepared
+        && call_check::compares()
+    {
+        tell_failure(queued, error);
+    }
+    prepared?;
+    // All ranks launch communicators in one order, whatever the order of the first calls: those on one stream
+    // would otherwise wait for each other.
+    queued.comms.sort_by_key(|calls| calls.comm_state.comm_id);
+    launch(queued.comms.iter().map(|Calls { comm, comm_state, items }| Part { comm, comm_state, items }))
+}
+
+/// Does what comes before the launches of a group.
+fn prepare(queued: &mut Queued) -> Result<()> {
     if let Some(error) = queued.error.take() {
         return Err(error);
     }
@@ -247,11 +264,40 @@ fn finish(queued: &mut Queued) -> Result<()> {
         run_jobs(std::mem::take(&mut queued.jobs))?;
     }
     // One of them may have failed or ended since its call.
-    queued.comms.iter().try_for_each(|calls| calls.comm.check_ready())?;
-    // All ranks launch communicators in one order, whatever the order of the first calls: those on one stream
-    // would otherwise wait for each other.
-    queued.comms.sort_by_key(|calls| calls.comm_state.comm_id);
-    launch(queued.comms.iter().map(|Calls { comm, comm_state, items }| Part { comm, comm_state, items }))
+    queued.comms.iter().try_for_each(|calls| calls.comm.check_ready())
+}
+
+/// Notes that a collective of a communicator failed before it could be queued: where ranks compare their
+/// calls, the others wait for it. They are told at the end of the open group, or now.
+pub(crate) fn refused(comm: &Comm, error: &Error) {
+    if !call_check::compares() {
+        return;
+    }
+    if depth() > 0 {
+        return GROUP.with_borrow_mut(|g| g.queued.refused.push(comm.clone()));
+    }
+    if let Ok(comm_state) = comm.state() {
+        call_check::tell_failure(&comm_state, error);
+    }
+}
+
+/// Tells the other ranks of every communicator that has collectives in a group that the group has failed. In a
+/// thread each, for the reason of [`resolve_side_by_side`].
+fn tell_failure(queued: &mut Queued, error: &Error) {
+    let has_collectives = |calls: &&Calls| calls.items.iter().any(|item| matches!(item, Item::Call(..)));
+    let called = queued.comms.iter().filter(has_collectives).map(|calls| calls.comm.clone());
+    let mut comms: Vec<Comm> = queued.refused.drain(..).chain(called).collect();
+    comms.sort_by_key(Comm::id);
+    comms.dedup_by_key(|comm| comm.id());
+    thread::scope(|scope| {
+        for comm_state in comms.iter().filter_map(|comm| comm.state().ok()) {
+            let tell = move || call_check::tell_failure(&comm_state, error);
+            // Without a thread the others wait until their deadline.
+            if let Err(error) = thread::Builder::new().name("hawser-check".into()).spawn_scoped(scope, tell) {
+                log::warn(&format!("starting a thread that tells of a failed call: {error}"));
+            }
+        }
+    });
 }
 
 /// The part of a group that belongs to one communicator.

@@ -27,7 +27,7 @@ impl Comm {
         options: Option<Box<CallOptions>>,
         stream: Stream,
     ) -> Result<()> {
-        let checked = self.check_call(&call);
+        let checked = self.check_call(&call).inspect_err(|error| group::refused(self, error));
         group::add(self, checked.map(|comm_state| (comm_state, Item::Call(call, options, stream))))
     }
 
@@ -46,12 +46,20 @@ impl Comm {
         let state = self.state().inspect_err(group::record)?;
         if state.device.graphs().is_none() {
             let error = Error::invalid_usage("launchCompletionEvent: the host device has no events");
-            return Err(self.name_error(error.remedy("leave it NULL"))).inspect_err(group::record);
+            let error = self.name_error(error.remedy("leave it NULL"));
+            group::refused(self, &error);
+            return Err(error).inspect_err(group::record);
         }
         group::start()?;
         let added = self.collective_with(call, options, stream);
         let recorded = group::add(self, Ok((state, Item::Record(event, stream))));
         group::end().and(added).and(recorded)
+    }
+
+    /// Notes that a collective has failed before it came here, for an argument that is not understood. Where
+    /// ranks compare their calls (`NCCL_CHECK_MODE=DEBUG_GLOBAL`), the others hear of it instead of waiting.
+    pub fn refused(&self, error: &Error) {
+        group::refused(self, error);
     }
 
     /// Sends `bytes` bytes to `peer`, matched by its `recv`.
