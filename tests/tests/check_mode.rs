@@ -134,7 +134,9 @@ fn a_call_that_fails_on_one_rank_is_an_error_on_all() {
                 ended.expect_error("InvalidArgument", &[reason]);
             } else {
                 let failed = format!("it failed on rank {at}: ");
-                for operation in ["operation 1, all_reduce(16 x float, sum), does", "operation 2, all_reduce(16"] {
+                for operation in
+                    ["operation 1, all_reduce(16 x float, sum), does", "operation 2, all_reduce(16"]
+                {
                     ended.expect_error("InvalidUsage", &[operation, &failed, reason]);
                 }
             }

@@ -72,6 +72,7 @@ struct Seen {
     func: String,
     stopped: bool,
     bytes: u64,
+    predicted_ns: u64,
 }
 
 impl Profiler for Recorder {
@@ -109,6 +110,7 @@ impl ProfilerContext for Recording {
             func,
             stopped: false,
             bytes: 0,
+            predicted_ns: 0,
         });
         Some(EventHandle(handle))
     }
@@ -123,8 +125,10 @@ impl ProfilerContext for Recording {
     fn record(&self, event: EventHandle, _state: EventState, args: StateArgs) {
         change(event, |seen| {
             assert!(!seen.stopped, "a state after the stop");
-            if let StateArgs::Bytes(bytes) = args {
-                seen.bytes = bytes;
+            match args {
+                StateArgs::Bytes(bytes) => seen.bytes = bytes,
+                StateArgs::Predicted(nanoseconds) => seen.predicted_ns = nanoseconds,
+                _ => {}
             }
         });
     }
@@ -246,6 +250,9 @@ fn check(seen: &[Seen]) {
     ];
     for (func, calls) in calls {
         assert_eq!(seen.iter().filter(|e| e.func == func).count(), 4 * calls, "{func}");
+    }
+    for event in seen {
+        assert_eq!(event.predicted_ns > 0, event.kind == EventMask::COLL, "{:?} {}", event.kind, event.func);
     }
     let steps: Vec<&Seen> = seen.iter().filter(|e| e.kind == EventMask::PROXY_STEP).collect();
     assert!(steps.len() > 10 && steps.iter().all(|e| e.bytes > 0), "{} steps", steps.len());

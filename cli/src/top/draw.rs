@@ -130,6 +130,7 @@ fn comm_table<'a>(job: &'a Job, view: &View) -> Table<'a> {
             calls.to_string(),
             format!("{:.1}", comm.rate()),
             bandwidth(comm.busbw()),
+            comm.predicted().map_or_else(String::new, bandwidth),
             comm.open_ms().map_or_else(String::new, seconds),
             slowest,
         ];
@@ -137,8 +138,17 @@ fn comm_table<'a>(job: &'a Job, view: &View) -> Table<'a> {
         Row::new(cells).style(mood.map_or_else(Style::new, style))
     };
     let rows = job.comms.iter().enumerate().skip(from).take(MOST_COMMS).map(row);
-    let widths = [24, 12, 10, 9, 12, 9, 24].map(Constraint::Length);
-    let heads = ["  communicator", "ranks here", "called", "calls/s", "bus GB/s", "open", "slowest rank"];
+    let widths = [24, 12, 10, 9, 9, 9, 9, 24].map(Constraint::Length);
+    let heads = [
+        "  communicator",
+        "ranks here",
+        "called",
+        "calls/s",
+        "bus GB/s",
+        "predicted",
+        "open",
+        "slowest rank",
+    ];
     Table::new(rows, widths).header(Row::new(heads).style(bold())).column_spacing(1)
 }
 
@@ -184,6 +194,7 @@ fn rank_table<'a>(comm: &'a Comm, view: &View, all_fit: bool) -> Table<'a> {
             rank.process.clone(),
             rank.called.to_string(),
             bandwidth(rank.busbw),
+            rank.predicted.map_or_else(String::new, bandwidth),
             rank.late_ms.map_or_else(String::new, |late| format!("+{}", seconds(late))),
             seconds(rank.age_ms),
             rank.operation.clone(),
@@ -202,12 +213,14 @@ fn rank_table<'a>(comm: &'a Comm, view: &View, all_fit: bool) -> Table<'a> {
         Constraint::Length(16),
         Constraint::Length(8),
         Constraint::Length(8),
+        Constraint::Length(9),
         Constraint::Length(7),
         Constraint::Length(7),
         Constraint::Fill(3),
         Constraint::Fill(2),
     ];
-    let heads = ["  rank", "process", "called", "bus GB/s", "late", "since", "operation", "waits for"];
+    let heads =
+        ["  rank", "process", "called", "bus GB/s", "predicted", "late", "since", "operation", "waits for"];
     Table::new(rows, widths).header(Row::new(heads).style(bold())).column_spacing(1)
 }
 

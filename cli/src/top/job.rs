@@ -62,6 +62,8 @@ pub struct Rank {
     pub rate: f64,
     /// Bus bandwidth over time, in bytes per second.
     pub busbw: f64,
+    /// The bus bandwidth that the planner predicts for the same operations, one right after the other.
+    pub predicted: Option<f64>,
     /// Milliseconds by which it comes after the first of its host, as a median; None for what the clock's
     /// grain hides.
     pub late_ms: Option<u64>,
@@ -91,6 +93,12 @@ impl Comm {
     /// The mean bus bandwidth of the ranks that are seen.
     pub fn busbw(&self) -> f64 {
         self.ranks.iter().map(|rank| rank.busbw).sum::<f64>() / self.ranks.len().max(1) as f64
+    }
+
+    /// The mean of the bus bandwidths that the planner predicts, of the ranks that know one.
+    pub fn predicted(&self) -> Option<f64> {
+        let known: Vec<f64> = self.ranks.iter().filter_map(|rank| rank.predicted).collect();
+        (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
     }
 
     /// The mean number of operations in a second.
@@ -162,7 +170,7 @@ fn rank(report: &ProcessReport, comm: &CommReport, late_ms: Option<u64>, is_dead
         None => Mood::Idle,
     };
     let waits = comm.waits.iter().map(|waits| format!("{} of {}", waits.awaited, waits.peer));
-    let (rate, busbw) = rates(comm, is_dead);
+    let Rates { rate, busbw, predicted } = rates(comm, is_dead);
     Rank {
         rank: comm.rank,
         process: format!("{}:{}", report.host, report.pid),
@@ -175,19 +183,28 @@ fn rank(report: &ProcessReport, comm: &CommReport, late_ms: Option<u64>, is_dead
         waits_for: waits.collect::<Vec<_>>().join("; "),
         rate,
         busbw,
+        predicted,
         late_ms: late_ms.filter(|late| *late > GRAIN),
     }
 }
 
+/// The speeds of a rank, as [`Rank`] has them.
+#[derive(Default)]
+struct Rates {
+    rate: f64,
+    busbw: f64,
+    predicted: Option<f64>,
+}
+
 /// Operations and bytes on the bus in a second, of what was over lately. On a GPU the end of operations is
 /// not in the journal: all but the last count.
-fn rates(comm: &CommReport, is_dead: bool) -> (f64, f64) {
+fn rates(comm: &CommReport, is_dead: bool) -> Rates {
     let newest = comm.operations.iter().map(|operation| operation.age_ms).min().unwrap_or(0);
     let end = if is_dead { newest } else { 0 };
     let oldest = comm.operations.first().map_or(0, |operation| operation.age_ms);
     let window = oldest.min(end + WINDOW).saturating_sub(end);
     if window == 0 {
-        return (0.0, 0.0);
+        return Rates::default();
     }
     let count = comm.operations.len().saturating_sub(1);
     let is_over = |(at, operation): &(usize, &Operation)| {
@@ -198,7 +215,13 @@ fn rates(comm: &CommReport, is_dead: bool) -> (f64, f64) {
         comm.operations.iter().enumerate().filter(is_over).map(|(_, operation)| operation).collect();
     let seconds = window as f64 / 1000.0;
     let bytes: f64 = over.iter().map(|operation| on_bus(&operation.what, comm.ranks)).sum();
-    (over.len() as f64 / seconds, bytes / seconds)
+    // Messages and copies within a rank have no prediction.
+    let planned = over.iter().filter(|operation| operation.predicted_ns > 0);
+    let (predicted_bytes, predicted_ns) = planned.fold((0.0, 0), |(bytes, ns), operation| {
+        (bytes + on_bus(&operation.what, comm.ranks), ns + operation.predicted_ns)
+    });
+    let predicted = (predicted_ns > 0).then(|| predicted_bytes / (predicted_ns as f64 / 1e9));
+    Rates { rate: over.len() as f64 / seconds, busbw: bytes / seconds, predicted }
 }
 
 /// The bytes of an operation that cross a rank's bus, as nccl-tests count them.
@@ -263,7 +286,8 @@ pub mod tests {
     /// An all-reduce of 1 MiB: `late` after a time, seen at 100 s.
     fn operation(number: u64, age_ms: u64, stage: Stage) -> Operation {
         let what = What::Collective { collective: 0, dtype: 7, op: 0, count: 1 << 18, root: 0 };
-        Operation { sequence: number + 1, number, what, stage, age_ms }
+        // 1 MiB in 200 µs.
+        Operation { sequence: number + 1, number, what, stage, age_ms, predicted_ns: 200_000 }
     }
 
     /// A job of so many ranks that all-reduces every 100 ms. Of these, one comes `late` ms after the others;
@@ -325,6 +349,9 @@ pub mod tests {
         assert!((comm.ranks[0].rate - 20.0 / 2.25).abs() < 1e-9, "{}", comm.ranks[0].rate);
         let busbw = 20.0 / 2.25 * f64::from(1 << 20) * 2.0 * 7.0 / 8.0;
         assert!((comm.ranks[0].busbw - busbw).abs() < 1.0);
+        let predicted = f64::from(1 << 20) * 2.0 * 7.0 / 8.0 / 200e-6;
+        assert!((comm.ranks[0].predicted.unwrap() - predicted).abs() < 1.0);
+        assert!((comm.predicted().unwrap() - predicted).abs() < 1.0);
         assert_eq!(comm.slowest().map(|rank| (rank.rank, rank.late_ms)), Some((5, Some(40))));
     }
 

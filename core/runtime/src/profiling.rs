@@ -166,7 +166,8 @@ impl GroupSpans {
         Ok(Some(Arc::new(Self { api, group: profiling.span(&What::Group), is_captured })))
     }
 
-    /// A collective of the group with the tag that the program gave it, run so on so many channels.
+    /// A collective of the group with the tag that the program gave it, run so on so many channels, which
+    /// should take so long.
     ///
     /// One that copy engines run has two events: that of any collective, which profilers of all versions know,
     /// and the one that NCCL has for copy engines.
@@ -176,6 +177,7 @@ impl GroupSpans {
         stream: Stream,
         number: u64,
         (algorithm, route, channels): (&str, Route, u8),
+        predicted_ns: u64,
     ) -> CollectiveSpans {
         let (func, datatype) = (nccl_name(call.collective.name()), nccl_type(call.dtype.name()));
         let root = call.root;
@@ -210,6 +212,9 @@ impl GroupSpans {
             group: None,
         };
         let event = api.child_of_group(self.group.as_ref(), (&what, tag));
+        if let Some(event) = event.as_ref().filter(|_| predicted_ns > 0) {
+            event.record(EventState::PREDICTED, StateArgs::Predicted(predicted_ns));
+        }
         let by_copies = What::CeColl {
             seq: number,
             func,
@@ -370,7 +375,7 @@ mod tests {
         };
         let device = hawser_device::host::HostDevice::beside().unwrap();
         let spans = GroupSpans::start(&profiling, &device, Stream(0)).unwrap().unwrap();
-        let event = spans.collective((&call, 9), Stream(0), 0, ("Ring", Route::SIMPLE, 1));
+        let event = spans.collective((&call, 9), Stream(0), 0, ("Ring", Route::SIMPLE, 1), 5_000);
         assert!(event.event.is_some() && event.copied.is_none());
         let group = (None, None, "group".to_owned());
         assert_eq!(*seen.lock().unwrap(), [group, (None, Some(EventHandle(1)), "RING SIMPLE 9".to_owned())]);

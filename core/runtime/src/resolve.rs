@@ -323,9 +323,12 @@ impl Collectives<'_> {
         let (chosen, blocks) = compiled.chosen();
         let choice = &chosen.choice;
         comm.log_call(call, choice, blocks, number);
+        let predicted_ns = (f64::from(choice.predicted_us) * 1000.0) as u64;
+        comm.journal.planned(sequence, predicted_ns);
         let of_call = |spans: &Arc<GroupSpans>| {
             let names = (choice.key.algorithm.name(), choice.route, blocks);
-            spans.collective((call, options.map_or(0, |options| options.tag)), stream, number, names)
+            let tagged = (call, options.map_or(0, |options| options.tag));
+            spans.collective(tagged, stream, number, names, predicted_ns)
         };
         let CollectiveSpans { event, copied } = self.spans.map(of_call).unwrap_or_default();
         Ok(Some(Resolved { compiled, call, number, sequence, event, copied, timed }))

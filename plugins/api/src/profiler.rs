@@ -210,6 +210,9 @@ impl EventState {
     pub const GROUP_START_API_STOP: Self = Self(23);
     pub const GROUP_END_API_START: Self = Self(24);
     pub const KERNEL_PHASE_STOP: Self = Self(31);
+    /// Hawser's own: a collective is planned, and [`StateArgs::Predicted`] says how long it should take. Not
+    /// told to plugins by NCCL's interface.
+    pub const PREDICTED: Self = Self(1 << 30);
 }
 
 /// The data that come with a new state.
@@ -226,6 +229,8 @@ pub enum StateArgs {
     Data(u64),
     /// GPU clock at the end of a kernel channel or of a part of it.
     Timer(u64),
+    /// The time that the planner predicts for a collective, in nanoseconds.
+    Predicted(u64),
 }
 
 /// A profiler, opened for a communicator. Its methods may be called by several threads at once, never block,

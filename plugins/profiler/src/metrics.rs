@@ -20,6 +20,8 @@ const SECONDS: [f64; 20] = [
 /// Upper bounds of bus bandwidths, in bytes per second.
 const BANDWIDTHS: [f64; 16] =
     [1e6, 1e7, 1e8, 2.5e8, 5e8, 1e9, 2.5e9, 5e9, 1e10, 2.5e10, 5e10, 1e11, 2e11, 4e11, 8e11, 1.6e12];
+/// Upper bounds of achieved speeds as parts of the predicted ones.
+const PARTS: [f64; 14] = [0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 2.0];
 /// The classes of sizes: an operation is in the first one that is not smaller than its bytes.
 const SIZES: [(u64, &str); 6] = [
     (1 << 10, "1KiB"),
@@ -62,6 +64,9 @@ pub struct Metrics {
     registry: Registry,
     seconds: HistogramVec,
     busbw: HistogramVec,
+    achieved: HistogramVec,
+    predicted: CounterVec,
+    measured: CounterVec,
     bytes: CounterVec,
     unfinished: CounterVec,
     open: Gauge,
@@ -97,6 +102,24 @@ impl Metrics {
                 &BANDWIDTHS,
                 &by,
             )?,
+            achieved: histogram(
+                "operation_achieved_part",
+                "Achieved speed of a collective as part of the planner's prediction (1: as predicted), where \
+                 the end of its work was seen.",
+                &PARTS,
+                &by,
+            )?,
+            predicted: CounterVec::new(
+                Opts::new(
+                    "operation_predicted_seconds_total",
+                    "Predicted times of the collectives that operation_achieved_part counts.",
+                ),
+                &by,
+            )?,
+            measured: CounterVec::new(
+                Opts::new("operation_measured_seconds_total", "Measured times of the same collectives."),
+                &by,
+            )?,
             bytes: CounterVec::new(
                 Opts::new("operation_bytes_total", "Bytes of finished operations, as nccl-tests count them."),
                 &["operation"],
@@ -126,9 +149,12 @@ impl Metrics {
     }
 
     fn register(&self) -> prometheus::Result<()> {
-        let all: [Box<dyn Collector>; 9] = [
+        let all: [Box<dyn Collector>; 12] = [
             Box::new(self.seconds.clone()),
             Box::new(self.busbw.clone()),
+            Box::new(self.achieved.clone()),
+            Box::new(self.predicted.clone()),
+            Box::new(self.measured.clone()),
             Box::new(self.bytes.clone()),
             Box::new(self.unfinished.clone()),
             Box::new(self.open.clone()),
@@ -167,6 +193,12 @@ impl Metrics {
         if seconds > 0.0 && bytes > 0 {
             let busbw = bytes as f64 / seconds * share_on_bus(function, ranks);
             self.busbw.with_label_values(&labels).observe(busbw);
+        }
+        let predicted = record.predicted_ns() as f64 / 1e9;
+        if predicted > 0.0 && seconds > 0.0 && record.has_children {
+            self.achieved.with_label_values(&labels).observe(predicted / seconds);
+            self.predicted.with_label_values(&labels).inc_by(predicted);
+            self.measured.with_label_values(&labels).inc_by(seconds);
         }
         self.bytes.with_label_values(&[function]).inc_by(bytes as f64);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -242,6 +274,7 @@ mod tests {
             start: 0,
             end,
             states: Vec::new(),
+            has_children: true,
             unfinished,
         }
     }
@@ -287,6 +320,35 @@ mod tests {
         is("hawser_operations_open{", 1.0);
         is("hawser_events_dropped_total{", 1.0);
         assert!(value(&text, "hawser_last_operation_timestamp_seconds{") > 1.7e9);
+    }
+
+    #[test]
+    fn what_is_achieved_is_compared_with_what_is_predicted() {
+        let metrics = Metrics::new(0).unwrap();
+        let planned = |end, predicted, has_children| {
+            let mut record = record("AllReduce", 1 << 20, end, false);
+            record.particulars.push(("predicted_ns", Value::Number(predicted)));
+            record.has_children = has_children;
+            metrics.began("coll");
+            metrics.ended(&record, 4);
+        };
+        planned(1_000_000, 250_000, true);
+        planned(2_000_000, 1_900_000, true);
+        // Of these the end, or the prediction, is not known.
+        planned(10, 1_000_000, false);
+        planned(1_000_000, 0, true);
+        let text = metrics.text().unwrap();
+        let of = |family: &str| {
+            let is_it =
+                |line: &&str| line.starts_with(&format!("hawser_{family}{{")) && !line.contains("le=");
+            let line = text.lines().find(is_it).unwrap_or_else(|| panic!("no {family} in {text}"));
+            assert!(line.contains("operation=\"AllReduce\"") && line.contains("size=\"4MiB\""), "{line}");
+            line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+        };
+        assert_eq!(of("operation_achieved_part_count"), 2.0);
+        assert!((of("operation_achieved_part_sum") - 1.2).abs() < 1e-9);
+        assert!((of("operation_predicted_seconds_total") - 0.00215).abs() < 1e-9);
+        assert!((of("operation_measured_seconds_total") - 0.003).abs() < 1e-9);
     }
 
     #[test]

@@ -28,6 +28,8 @@ pub struct Record {
     pub end: u64,
     /// States and when they came.
     pub states: Vec<(&'static str, u64)>,
+    /// Children kept it open, so that its end is that of the work and not of the call.
+    pub has_children: bool,
     /// Its communicator was closed before it was over.
     pub unfinished: bool,
 }
@@ -40,8 +42,17 @@ impl Record {
 
     /// The bytes of the call's count; 0 if it has none.
     pub fn bytes(&self) -> u64 {
-        let found = self.particulars.iter().find(|(name, _)| *name == "bytes");
-        found.map_or(0, |(_, value)| if let Value::Number(bytes) = value { *bytes } else { 0 })
+        self.number("bytes")
+    }
+
+    /// The nanoseconds that the host's planner predicted; 0 if it did not.
+    pub fn predicted_ns(&self) -> u64 {
+        self.number("predicted_ns")
+    }
+
+    fn number(&self, name: &str) -> u64 {
+        let found = self.particulars.iter().find(|(known, _)| *known == name);
+        found.map_or(0, |(_, value)| if let Value::Number(number) = value { *number } else { 0 })
     }
 
     /// The event as lines of a Chrome trace, joined like the others. Events that nest in their thread are one
@@ -239,6 +250,7 @@ mod tests {
             start: 1_234_567,
             end: 2_000_000,
             states: vec![("send_wait", 1_234_667), ("send_wait", 1_300_567)],
+            has_children: false,
             unfinished: false,
         }
     }

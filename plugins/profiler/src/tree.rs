@@ -90,6 +90,7 @@ impl Tree {
             }
             if let Some(parent) = parent {
                 parent.children += 1;
+                parent.record.has_children = true;
             }
         }
         let record = Record {
@@ -103,6 +104,7 @@ impl Tree {
             start: now,
             end: now,
             states: Vec::new(),
+            has_children: false,
             unfinished: false,
         };
         let (channels, waits) = self.waits(&event.what);
@@ -140,6 +142,9 @@ impl Tree {
     pub fn record(&mut self, id: u64, state: EventState, args: StateArgs, now: u64) {
         let Some(event) = self.open.get_mut(&id) else { return };
         let record = &mut event.record;
+        if let StateArgs::Predicted(nanoseconds) = args {
+            return record.particulars.push(("predicted_ns", Value::Number(nanoseconds)));
+        }
         if record.states.len() < MOST_STATES {
             record.states.push((describe::state(state), now));
         }

@@ -71,6 +71,8 @@ mod entry {
     /// or the number of messages, in the upper half.
     pub const KIND: usize = 3;
     pub const COUNT: usize = 4;
+    /// Collectives: the time that the planner predicts, in nanoseconds; 0 before it has.
+    pub const PREDICTED: usize = 5;
     /// Messages: length, peer (24 bits) and 1 for a send, from the lowest bit on 39, 24 and 1.
     pub const MESSAGES: usize = 5;
 }
@@ -127,6 +129,7 @@ impl Journal {
         let kind = u64::from(u32::from_le_bytes(bytes)) | u64::from(root) << 32;
         entry[entry::KIND].store(kind, Ordering::Relaxed);
         entry[entry::COUNT].store(count, Ordering::Relaxed);
+        entry[entry::PREDICTED].store(0, Ordering::Relaxed);
         self.end_entry(entry, sequence, number);
         self.set(Head::Collectives, number + 1);
         if let Some(count) = self.counters().get(usize::from(collective)) {
@@ -148,6 +151,15 @@ impl Journal {
         }
         self.end_entry(entry, sequence, number);
         sequence
+    }
+
+    /// Notes how long a collective should take, in nanoseconds, if no other has taken its place meanwhile.
+    #[inline]
+    pub fn planned(&self, sequence: u64, predicted_ns: u64) {
+        let entry = self.entry(sequence);
+        if entry[entry::SEQUENCE].load(Ordering::Relaxed) == sequence {
+            entry[entry::PREDICTED].store(predicted_ns, Ordering::Relaxed);
+        }
     }
 
     /// Notes that an operation, and all before it, have been submitted.
@@ -237,9 +249,13 @@ impl Journal {
         add_alone(self.head(Head::Called), 1)
     }
 
-    fn begin_entry(&self, sequence: u64) -> &'static [AtomicU64] {
+    fn entry(&self, sequence: u64) -> &'static [AtomicU64] {
         let at = HEAD_WORDS + ENTRY_WORDS * (sequence as usize % ENTRIES);
-        let entry = &self.slot.words()[at..at + ENTRY_WORDS];
+        &self.slot.words()[at..at + ENTRY_WORDS]
+    }
+
+    fn begin_entry(&self, sequence: u64) -> &'static [AtomicU64] {
+        let entry = self.entry(sequence);
         entry[entry::SEQUENCE].store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         entry
@@ -376,7 +392,8 @@ fn read_entry(entry: &[u64], (submitted, done): (u64, u64), now_ms: u64) -> Opti
         _ => Stage::Called,
     };
     let age_ms = now_ms.saturating_sub(entry[entry::CALLED_AT]);
-    Some(Operation { sequence, number: entry[entry::NUMBER], what, stage, age_ms })
+    let predicted_ns = if form == 1 { entry[entry::PREDICTED] } else { 0 };
+    Some(Operation { sequence, number: entry[entry::NUMBER], what, stage, age_ms, predicted_ns })
 }
 
 /// The wait in the head, if its operation is not over.
@@ -424,6 +441,8 @@ mod tests {
         let message = |peer, send| Message { peer, send, addr: 64, bytes: 4096 };
         let both = [message(1, true), message(2, false)];
         assert_eq!(journal.call_messages(MESSAGES, &both), 2);
+        journal.planned(1, 7_500);
+        journal.planned(2 + ENTRIES as u64, 1); // its place is not taken yet
         journal.submitted(2);
         journal.done(1);
         journal.waits(MESSAGES, 2, Awaited::Data, (4, 1));
@@ -441,6 +460,8 @@ mod tests {
         assert_eq!((view.called, view.is_exact, view.queued.map(|(count, _)| count)), (2, true, Some(2)));
         let stages: Vec<Stage> = view.operations.iter().map(|operation| operation.stage).collect();
         assert_eq!(stages, [Stage::Done, Stage::Submitted]);
+        let predicted: Vec<u64> = view.operations.iter().map(|operation| operation.predicted_ns).collect();
+        assert_eq!(predicted, [7_500, 0]);
         assert_eq!(view.operations[0].text(), "operation 0, all_reduce(1024 x float, max)");
         assert_eq!(view.operations[1].text(), "messages 0, send to 1 (4096 B), receive from 2 (4096 B)");
         let waits = view.waits.unwrap();

@@ -24,6 +24,8 @@ pub struct Operation {
     pub stage: Stage,
     /// Milliseconds since it was called.
     pub age_ms: u64,
+    /// The time that the planner predicts for a collective, in nanoseconds; 0 where there is none.
+    pub predicted_ns: u64,
 }
 
 /// A call: a collective, or messages.

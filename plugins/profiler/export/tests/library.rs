@@ -5,8 +5,8 @@ use std::process::Command;
 
 use hawser_compat::library::Library;
 use hawser_compat::profiler::from_library;
-use hawser_plugin::Log;
 use hawser_plugin::profiler::{Event, EventMask, ProfilerConfig, What};
+use hawser_plugin::{Component, Log};
 use serde_json::Value;
 
 /// Cargo builds the library before this test, into the same folder.
@@ -41,11 +41,21 @@ fn the_library_writes_a_trace() {
 }
 
 #[test]
-fn the_library_exports_nccls_names_only() {
+fn the_library_is_a_rust_plugin_too() {
+    let library = hawser_plugin::abi::load(&built()).unwrap();
+    let [Component::Profiler(profiler)] = &library.components[..] else {
+        panic!("a profiler and nothing else")
+    };
+    assert_eq!(profiler.name(), "hawser-trace");
+}
+
+#[test]
+fn the_library_exports_nccls_names_and_hawsers() {
     let output = Command::new("nm").args(["-D", "--defined-only"]).arg(built()).output();
     let output = output.unwrap_or_else(|e| panic!("nm does not run ({e}): install binutils"));
     let text = String::from_utf8_lossy(&output.stdout);
     let mut names: Vec<&str> = text.lines().filter_map(|line| line.split(' ').next_back()).collect();
     names.sort_unstable();
-    assert_eq!(names, ["ncclProfiler_v4", "ncclProfiler_v5", "ncclProfiler_v6", "ncclProfiler_v7"]);
+    let own = "_1as_0lib_1header_0root_bmodule_bloader";
+    assert_eq!(names, [own, "ncclProfiler_v4", "ncclProfiler_v5", "ncclProfiler_v6", "ncclProfiler_v7"]);
 }

@@ -114,6 +114,7 @@ mod tests {
             what: what.clone(),
             stage: Stage::Done,
             age_ms: now - at,
+            predicted_ns: 0,
         };
         let report = |(rank, calls): (usize, &Vec<u64>)| {
             let comm = CommReport {

@@ -18,7 +18,7 @@ fn messages(of: &[(u32, bool)]) -> What {
 }
 
 fn operation(number: u64, what: What, stage: Stage) -> Operation {
-    Operation { sequence: (number & !MESSAGES) + 1, number, what, stage, age_ms: 65_000 }
+    Operation { sequence: (number & !MESSAGES) + 1, number, what, stage, age_ms: 65_000, predicted_ns: 0 }
 }
 
 fn waits(number: u64, peer: u32) -> Waits {

@@ -224,6 +224,7 @@ impl From<StateArgs> for RawStateArgs {
             StateArgs::Appended(value) => (2, value.into()),
             StateArgs::Data(value) => (3, value),
             StateArgs::Timer(value) => (4, value),
+            StateArgs::Predicted(value) => (5, value),
         };
         Self { kind, spare: 0, value, room: [0; 2] }
     }
@@ -236,6 +237,7 @@ impl From<RawStateArgs> for StateArgs {
             2 => Self::Appended(raw.value as u32),
             3 => Self::Data(raw.value),
             4 => Self::Timer(raw.value),
+            5 => Self::Predicted(raw.value),
             _ => Self::None,
         }
     }
