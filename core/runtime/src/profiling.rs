@@ -169,8 +169,8 @@ impl GroupSpans {
     /// A collective of the group with the tag that the program gave it, run so on so many channels, which
     /// should take so long.
     ///
-    /// One that copy engines run has two events: that of any collective, which profilers of all versions know,
-    /// and the one that NCCL has for copy engines.
+    /// One that copy engines run has two events: that of any collective, which profilers of all versions
+    /// know, and the one that NCCL has for copy engines.
     pub fn collective(
         &self,
         (call, tag): (&Call, u64),

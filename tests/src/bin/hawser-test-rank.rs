@@ -28,7 +28,8 @@
 //! `sleep` (until killed), `finalize`, `destroy`, `abort`,
 //! `call=COLLECTIVE/COUNT/TYPE/REDUCTION/ROOT`, `big-send=PEER`, `big-recv=PEER`,
 //! `queued=COUNT`, `child=first|second|late`,
-//! `unmapped[=message]` (a buffer where no memory is), `two[=unmapped]` (two calls in a group), `paced=MS` (all-reduces with pauses),
+//! `unmapped[=message]` (a buffer where no memory is), `two[=unmapped]` (two calls in a group),
+//! `paced=MS` (all-reduces with pauses),
 //! `spin` and `read` (for hangs, see `hangs.rs`),
 //! `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes
 //! `error KIND: TEXT` and ends the process with 3; with `?` before its name the next step follows.

@@ -281,8 +281,8 @@ pub(crate) fn refused(comm: &Comm, error: &Error) {
     }
 }
 
-/// Tells the other ranks of every communicator that has collectives in a group that the group has failed. In a
-/// thread each, for the reason of [`resolve_side_by_side`].
+/// Tells the other ranks of every communicator that has collectives in a group that the group has failed. In
+/// a thread each, for the reason of [`resolve_side_by_side`].
 fn tell_failure(queued: &mut Queued, error: &Error) {
     let has_collectives = |calls: &&Calls| calls.items.iter().any(|item| matches!(item, Item::Call(..)));
     let called = queued.comms.iter().filter(has_collectives).map(|calls| calls.comm.clone());

@@ -1,9 +1,9 @@
 //! The events of a collective that copy engines run, as profilers see them.
 //!
-//! As in NCCL a collective has three parts that follow each other: the ranks get ready for each other, batches
-//! of copies run, and the ranks tell each other that they are through. On a GPU an event lasts while its part
-//! is put on the streams (a plugin that records an event of CUDA at both ends gets the time on the device); on
-//! the host device it lasts while the part runs.
+//! As in NCCL a collective has three parts that follow each other: the ranks get ready for each other,
+//! batches of copies run, and the ranks tell each other that they are through. On a GPU an event lasts while
+//! its part is put on the streams (a plugin that records an event of CUDA at both ends gets the time on the
+//! device); on the host device it lasts while the part runs.
 
 use std::sync::Arc;
 
