@@ -7,7 +7,7 @@
 # make glibc   checks that they do
 # make check   formatting, lints, documentation, house rules
 # make crates  packs the crates that others may use (those without publish = false), for crates.io
-# make docs    the book, target/book/index.html (needs mdbook)
+# make docs    the book, target/book/index.html, with every link checked (installs mdBook)
 # make lab     what the tests between virtual machines need (Debian; else it says what is missing)
 # make install    into PREFIX (/opt/hawser), below DESTDIR; make uninstall takes it away
 # make packages   tarball, Debian package and wheel in target/packages
@@ -19,6 +19,7 @@ ARGS   ?= -b 8 -e 64M -f 8
 CARGO_HOME ?= $(HOME)/.cargo
 export PATH := $(CARGO_HOME)/bin:$(PATH)
 TARGET := $(or $(CARGO_TARGET_DIR),target)
+BOOK   := target/book
 
 # With frame pointers the tables for unwinding are 100 kB smaller (docs/adr/0014), and profilers see who called. Names of files
 # in the library do not tell where it was built.
@@ -68,10 +69,10 @@ crates: setup
 	@names=$$(git grep -L '^publish = false' -- 'core/*/Cargo.toml' 'kernels/abi/Cargo.toml' 'plugins/*/Cargo.toml' | \
 		xargs sed -n 's/^name = "\(hawser[^"]*\)"/-p \1/p') && cargo package --no-verify $$names
 
-# tidy checks the links of all pages (make check).
 docs:
-	@command -v mdbook > /dev/null || { echo "docs: mdbook is missing: cargo install mdbook"; exit 1; }
-	mdbook build
+	@scripts/setup.sh docs
+	@.venv/bin/mdbook build
+	@cargo xtask book $(BOOK)
 
 setup:
 	@scripts/setup.sh

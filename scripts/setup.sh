@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes a machine able to build Hawser: a Rust toolchain, and a CUDA compiler for the kernels.
 # Prints one line a step, nothing when there is nothing to do. Safe to run again at any time.
-# `scripts/setup.sh release` also installs Zig, which links releases (scripts/release.sh).
+# `scripts/setup.sh release` also installs Zig, which links releases (scripts/release.sh); `scripts/setup.sh docs`
+# installs mdBook alone, into .venv as well.
 #
 # Settings: HAWSER_NO_KERNELS=1  never look for or install a CUDA compiler
 #           HAWSER_GLIBC=host    never install Zig
@@ -15,6 +16,7 @@ readonly STAMP=.venv/hawser-nvcc.stamp
 readonly WITHOUT=target/built-without-kernels
 readonly ZIG_REQUIREMENTS=scripts/release-requirements.txt
 readonly ZIG_STAMP=.venv/hawser-zig.stamp
+readonly MDBOOK=0.5.4
 readonly WITHOUT_ZIG=${CARGO_TARGET_DIR:-target}/built-without-zig
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH" # before a distribution's older Rust
 
@@ -22,8 +24,14 @@ main() {
     need_tool cc "a C compiler" gcc libc6-dev
     need_tool curl "curl, to fetch the Rust toolchain" curl ca-certificates
     ensure_rust
-    ensure_nvcc
-    [ "${1:-}" != release ] || ensure_zig
+    case ${1:-} in
+        docs) ensure_mdbook ;;
+        release)
+            ensure_nvcc
+            ensure_zig
+            ;;
+        *) ensure_nvcc ;;
+    esac
 }
 
 step() { printf 'setup: %s\n' "$*"; }
@@ -191,6 +199,15 @@ no_zig() {
         echo "setup: *   scripts/setup.sh release"
         echo "setup: ******************************************************************************"
     } >&2
+}
+
+# --- mdBook ----------------------------------------------------------------------------------
+
+ensure_mdbook() {
+    [ "$(.venv/bin/mdbook --version 2>/dev/null)" != "mdbook v$MDBOOK" ] || return 0
+    step "building mdBook $MDBOOK into .venv (minutes)"
+    cargo install --quiet --locked --root .venv --no-default-features --features search --version "$MDBOOK" mdbook ||
+        fail "cargo did not install mdBook (see above): the book needs it, nothing else does"
 }
 
 main "$@"
