@@ -7,6 +7,7 @@ use hawser_plan::Collective;
 use hawser_runtime::{Comm, Config, Error, Result, Shrink, Stream, UniqueId, group};
 
 use crate::oracle::Buffer;
+use crate::process::hex;
 use crate::world;
 
 /// Lengths of calls, in elements: within one slot, several slots, more than all slots hold.
@@ -71,17 +72,41 @@ pub fn shrinks(comm: &Comm) -> Result<()> {
 /// something fails.
 pub fn grows(comm: &Comm) -> Result<()> {
     loop {
-        let id = (comm.rank() == 0).then(|| comm.grow_id()).transpose()?;
-        std::thread::scope(|scope| {
-            let ranks = comm.ranks();
-            let newcomer = id.map(|id| scope.spawn(move || join(&id, ranks)));
-            let old = comm.grow(ranks + 1, id, None).and_then(|child| use_and_destroy(&child));
-            let new = newcomer.map_or(Ok(()), |thread| {
-                thread.join().unwrap_or_else(|_| Err(Error::internal("the newcomer panicked")))
-            });
-            old.and(new)
-        })?;
+        grow_by_a_thread(comm)?;
     }
+}
+
+/// A communicator with one rank more, which works.
+pub fn grow_once(comm: &Comm) -> Result<()> {
+    grow_by_a_thread(comm)?;
+    println!("has grown");
+    Ok(())
+}
+
+fn grow_by_a_thread(comm: &Comm) -> Result<()> {
+    let id = (comm.rank() == 0).then(|| comm.grow_id()).transpose()?;
+    std::thread::scope(|scope| {
+        let ranks = comm.ranks();
+        let newcomer = id.map(|id| scope.spawn(move || join(&id, ranks)));
+        let old = comm.grow(ranks + 1, id, None).and_then(|child| use_and_destroy(&child));
+        let new = newcomer.map_or(Ok(()), |thread| {
+            thread.join().unwrap_or_else(|_| Err(Error::internal("the newcomer panicked")))
+        });
+        old.and(new)
+    })
+}
+
+/// Grows by so many ranks of other processes, and uses the new communicator until a call fails.
+pub fn take_in(comm: &Comm, newcomers: &str) -> Result<()> {
+    let newcomers: u32 = newcomers.parse().map_err(|_| Error::invalid_argument("newcomers"))?;
+    let id = (comm.rank() == 0).then(|| comm.grow_id()).transpose()?;
+    if let Some(id) = &id {
+        println!("growth by id {}", hex(&id.to_bytes()));
+    }
+    let grown = comm.grow(comm.ranks() + newcomers, id, None)?;
+    let failed = looped(&grown, "all_reduce");
+    grown.destroy()?;
+    failed
 }
 
 /// The newcomer to a communicator that had so many ranks.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use hawser_runtime::{UniqueId, unique_id};
-use hawser_tests::attack::{Kill, Phase};
+use hawser_tests::attack::{Kill, MEETING, Phase};
 use hawser_tests::process::Process;
 use hawser_tests::world::on_host;
 
@@ -72,6 +72,17 @@ fn a_rank_dies_while_ranks_join() {
     kill(4, 2, 1, Phase::Grows);
     kill(3, 0, 1, Phase::Grows);
     kill(4, 1, 2, Phase::Grows);
+}
+
+/// The old ranks all learn that the growth has failed and who died, go on with their communicator, and grow
+/// it by another rank.
+#[test]
+fn a_new_rank_dies_while_it_joins() {
+    for (hosts, newcomers, step) in
+        [(1, 1, "agreement"), (1, 2, MEETING), (1, 2, "ready"), (4, 1, "transport")]
+    {
+        kill(3, 3, hosts, Phase::Joins { newcomers, step });
+    }
 }
 
 #[test]

@@ -19,7 +19,8 @@ pub fn run(root: &Path, book: &Path) -> Result<(), String> {
     let mut pages = BTreeMap::new();
     for path in files_below(book)? {
         if path.extension().is_some_and(|ending| ending == "html") {
-            let text = fs::read_to_string(book.join(&path)).map_err(|e| format!("{}: {e}", path.display()))?;
+            let text =
+                fs::read_to_string(book.join(&path)).map_err(|e| format!("{}: {e}", path.display()))?;
             pages.insert(path, text);
         }
     }
@@ -194,7 +195,8 @@ mod tests {
 
     #[test]
     fn files_of_the_repository_are_put_into_the_book() {
-        let page = "<a href=\"../../SECURITY.html#x\"> <a href=\"../../bench\"> <a href=\"../other.html#there\">";
+        let page =
+            "<a href=\"../../SECURITY.html#x\"> <a href=\"../../bench\"> <a href=\"../other.html#there\">";
         let (root, outcome) = checked("files", page);
         assert_eq!(outcome, Ok(()));
         let page = fs::read_to_string(root.join("book/adr/page.html")).unwrap();
@@ -207,7 +209,8 @@ mod tests {
 
     #[test]
     fn links_that_lead_nowhere_are_named() {
-        let page = "<a href=\"no.html\"> <a href=\"../other.html#no\"> <img src=\"../../no.svg\"> <a href=\"#no\">";
+        let page =
+            "<a href=\"no.html\"> <a href=\"../other.html#no\"> <img src=\"../../no.svg\"> <a href=\"#no\">";
         let (root, outcome) = checked("broken", page);
         let text = outcome.unwrap_err();
         for link in ["no.html", "../other.html#no", "../../no.svg", "#no"] {

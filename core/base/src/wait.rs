@@ -130,6 +130,8 @@ struct Flag {
     /// Counts as well, until the two are parted.
     parent: Option<AbortFlag>,
     parted: AtomicBool,
+    /// Reasons why waits on the parent are in vain do not count.
+    is_hopeful: bool,
     /// Why waits on the flag are in vain, and since when.
     doom: OnceLock<(Instant, Error)>,
 }
@@ -146,6 +148,12 @@ impl AbortFlag {
     /// A flag that counts as raised while `self` is, until [`AbortFlag::part`].
     pub fn child(&self) -> Self {
         Self(Arc::new(Flag { parent: Some(self.clone()), ..Flag::default() }))
+    }
+
+    /// A flag that counts as raised while `self` is. Waits on it go on where those on `self` are in vain: for
+    /// what needs nobody who has died.
+    pub fn hopeful_child(&self) -> Self {
+        Self(Arc::new(Flag { parent: Some(self.clone()), is_hopeful: true, ..Flag::default() }))
     }
 
     /// From now on this flag's parent does not count.
@@ -171,7 +179,8 @@ impl AbortFlag {
         {
             return Some(why);
         }
-        let parent = self.0.parent.as_ref().filter(|_| !self.0.parted.load(Ordering::Acquire));
+        let counts = !self.0.is_hopeful && !self.0.parted.load(Ordering::Acquire);
+        let parent = self.0.parent.as_ref().filter(|_| counts);
         parent.and_then(|parent| parent.end_in_vain(began))
     }
 
@@ -293,8 +302,9 @@ mod tests {
         let (parent, own) = (AbortFlag::new(), AbortFlag::new());
         let [early, late] = [parent.child(), parent.child()];
         early.part();
+        let hopeful = parent.hopeful_child();
         parent.raise();
-        assert!(late.is_raised() && late.child().is_raised());
+        assert!(hopeful.is_raised() && late.is_raised() && late.child().is_raised());
         assert!(!early.is_raised() && !own.is_raised());
         early.raise();
         assert!(early.is_raised());
@@ -334,6 +344,7 @@ mod tests {
         let error = wait.until(|| None::<()>, || "rank 2 waits").unwrap_err();
         assert_eq!((error.kind, error.text.as_str()), (ErrorKind::Remote, "rank 2 waits: rank 5 has died"));
         assert!(!flag.is_raised());
+        Wait::new(flag.hopeful_child(), None).check(|| "rank 2 waits").unwrap();
         let parted = flag.child();
         parted.part();
         Wait::new(parted, None).check(|| "rank 2 waits").unwrap();

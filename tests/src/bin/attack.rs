@@ -1,10 +1,12 @@
 //! Attacks jobs for some minutes by all scenarios in turn (kills, stops, floods, forks, misuse, damaged
-//! files); or kills so many ranks and says what became of the others, or stops ranks for 1 to 60 seconds
+//! files); or kills so many ranks and says what became of the others (`--joins`: ranks that join by
+//! `ncclCommGrow`), or stops ranks for 1 to 60 seconds
 //! each, several jobs at a time, or measures floods.
 //!
 //! ```text
 //! cargo run -p hawser-tests --bin attack -- --minutes 30 [--seed S]
 //! cargo run -p hawser-tests --bin attack -- --kills N [--seed S]
+//! cargo run -p hawser-tests --bin attack -- --joins N [--seed S]
 //! cargo run -p hawser-tests --bin attack -- --stops 100 [--seed S]
 //! cargo run -p hawser-tests --bin attack -- --flood ROUNDS [--strangers N] [--of-another-user N] [--nice N]
 //! ```
@@ -42,7 +44,11 @@ fn main() -> ExitCode {
         args.get(at + 1)?.parse::<u64>().ok()
     };
     let minutes = value("--minutes").unwrap_or(1);
-    let (first, most) = (value("--seed").unwrap_or(1), value("--kills").unwrap_or(u64::MAX));
+    let first = value("--seed").unwrap_or(1);
+    let (kind, most): (fn(u64) -> Kill, _) = match (value("--kills"), value("--joins")) {
+        (None, Some(joins)) => (Kill::of_a_newcomer, joins),
+        (kills, _) => (Kill::of, kills.unwrap_or(u64::MAX)),
+    };
     let binary = std::env::current_exe().expect("this program").with_file_name("hawser-test-rank");
     let binary = binary.to_str().expect("a path in UTF-8");
     if let Some(stops) = value("--stops") {
@@ -65,7 +71,7 @@ fn main() -> ExitCode {
     let before = in_shm();
     let mut rows: BTreeMap<String, Row> = BTreeMap::new();
     for seed in (first..).take(usize::try_from(most).unwrap_or(usize::MAX)) {
-        let kill = Kill::of(seed);
+        let kill = kind(seed);
         let outcome = kill.carry_out(binary);
         let hosts = if kill.hosts == 1 { "one host" } else { "hosts" };
         let row = rows.entry(format!("{hosts:<8} {}", name(&kill.phase))).or_default();
@@ -186,6 +192,7 @@ fn name(phase: &Phase) -> String {
         Phase::Splits => "split".into(),
         Phase::Shrinks => "shrinks".into(),
         Phase::Grows => "grows".into(),
+        Phase::Joins { step, .. } => format!("joins, {step}"),
         Phase::Destroy => "destroy".into(),
     }
 }

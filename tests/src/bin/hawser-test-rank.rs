@@ -21,10 +21,11 @@
 //! other lines it writes back after one more round), `abort-on-stdin` (a thread aborts when a line
 //! comes), `mark` (writes "mark"), `loop=COLLECTIVE` (calls of random lengths until one fails), `ring`
 //! (messages to the next rank until one fails), `splits`, `shrinks` and `grows` (new communicators, each
-//! with an all-reduce, until one fails), `survive=RANK` (makes a communicator without a dead rank, and uses
-//! it), `send=PEER`, `recv=PEER` (one message), `fork` (a child that sleeps), `fork-calls` (a child
-//! that calls what it must not), `misuse=SEED` (wrong calls of several threads), `late` (one after
-//! `destroy`), `break` (the test net fails soon), `flip` (it changes a bit soon),
+//! with an all-reduce, until one fails), `take-in=COUNT` (grows by ranks of other processes, for which rank 0
+//! writes an id, and works until a call fails), `grow-once` (grows by a thread), `survive=RANK` (makes a
+//! communicator without a dead rank, and uses it), `send=PEER`, `recv=PEER` (one message), `fork` (a child
+//! that sleeps), `fork-calls` (a child that calls what it must not), `misuse=SEED` (wrong calls of several
+//! threads), `late` (one after `destroy`), `break` (the test net fails soon), `flip` (it changes a bit soon),
 //! `sleep` (until killed), `finalize`, `destroy`, `abort`,
 //! `call=COLLECTIVE/COUNT/TYPE/REDUCTION/ROOT`, `big-send=PEER`, `big-recv=PEER`,
 //! `queued=COUNT`, `child=first|second|late`,
@@ -170,6 +171,8 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "splits" => deaths::splits(comm),
         "shrinks" => deaths::shrinks(comm),
         "grows" => deaths::grows(comm),
+        "grow-once" => deaths::grow_once(comm),
+        taken if taken.starts_with("take-in=") => deaths::take_in(comm, &taken["take-in=".len()..]),
         "late" => misuse::late(comm),
         misused if misused.starts_with("misuse=") => misuse::run(comm, &misused["misuse=".len()..]),
         survived if survived.starts_with("survive=") => deaths::survive(comm, &survived["survive=".len()..]),

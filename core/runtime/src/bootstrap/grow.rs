@@ -1,9 +1,9 @@
 //! Ids by which new ranks join those of a communicator. The new ranks get the whole id from the program; the
 //! old ones learn where its root listens from each other, and derive its secret, which is never sent.
 
-use super::wire::Fields;
-use super::{Bootstrap, UniqueId, random, root};
-use hawser_base::error::{Error, Result};
+use super::wire::{Fields, decode_failure, encode_failure};
+use super::{Bootstrap, Tag, UniqueId, random, root};
+use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::wait::Wait;
 use hawser_oob::handle::{ADDRESS_BYTES, read_address, write_address};
 use hawser_oob::socket::{self, Options};
@@ -65,6 +65,35 @@ impl Bootstrap {
                 Err(Error::invalid_usage(text).remedy(remedy))
             }
         }
+    }
+
+    /// The old ranks tell each other whether a growth has failed on them: `failure` says why it has on this
+    /// one. Returns the reason if it has failed on any of those that are still there. Collective.
+    ///
+    /// # Errors
+    /// As [`Bootstrap::all_gather_of_present`].
+    pub fn agree_on_growth(&self, failure: Option<&Error>, wait: &Wait) -> Result<Option<Error>> {
+        let mine = failure.map(encode_failure).unwrap_or_default();
+        let given = self.all_gather_of_present(Tag::Grown, &mine, wait)?;
+        let failures = (0..).zip(given).filter_map(|(rank, bytes)| {
+            let bytes = bytes.filter(|bytes| !bytes.is_empty())?;
+            Some((rank, decode_failure(&bytes)))
+        });
+        Ok(self.reason(failures.collect(), failure))
+    }
+
+    /// The failure that tells most: one that blames a rank before one that blames time or an abort, and
+    /// that of this rank before those of others.
+    fn reason(&self, failures: Vec<(u32, Error)>, own: Option<&Error>) -> Option<Error> {
+        let is_better = |error: &Error| error.kind == ErrorKind::Remote;
+        if let Some(own) = own.filter(|own| is_better(own) || !failures.iter().any(|(_, e)| is_better(e))) {
+            return Some(own.clone());
+        }
+        let best = failures.iter().find(|(_, error)| is_better(error)).or(failures.first());
+        best.map(|(rank, error)| {
+            let text = format!("rank {}: growth has failed on rank {rank}", self.rank);
+            error.clone().context(text).with_peer(*rank)
+        })
     }
 
     fn secret_of_growth(&self, nonce: &[u8; 16]) -> super::auth::Secret {

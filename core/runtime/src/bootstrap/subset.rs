@@ -82,20 +82,13 @@ impl Bootstrap {
     }
 
     /// Every rank that is still there gives some bytes and gets those of all, by rank; `None` of a rank that
-    /// has left or died.
+    /// has left or died. `tag` tells one use of it from another.
     ///
     /// # Errors
     /// As [`Wait::check`], and what made the leader fail.
-    pub fn all_gather_of_present(&self, mine: &[u8], wait: &Wait) -> Result<Vec<Option<Vec<u8>>>> {
+    pub fn all_gather_of_present(&self, tag: Tag, mine: &[u8], wait: &Wait) -> Result<Vec<Option<Vec<u8>>>> {
         let members: &[u32] = &(0..self.nranks).collect::<Vec<_>>();
-        self.exchange(&Call {
-            members,
-            tag: Tag::Present.word(),
-            is_urgent: false,
-            skips_absent: true,
-            mine,
-            wait,
-        })
+        self.exchange(&Call { members, tag: tag.word(), is_urgent: false, skips_absent: true, mine, wait })
     }
 
     /// Sends this rank's part to the leader and gets what all gave.

@@ -33,6 +33,8 @@ pub enum Tag {
     Subset = 13,
     /// The messages by which those who are there collect what each of them gives.
     Present = 14,
+    /// The messages by which the ranks that have grown tell each other the outcome (`bootstrap/grow.rs`).
+    Grown = 15,
 }
 
 /// Bits below the kind, for a lane.

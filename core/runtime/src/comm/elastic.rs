@@ -14,7 +14,7 @@ use hawser_base::wait::{AbortFlag, Wait};
 
 use super::bringup::Joining;
 use super::{Busy, Comm, Config, Place, Starting, State};
-use crate::bootstrap::{Bootstrap, UniqueId};
+use crate::bootstrap::{Bootstrap, Tag, UniqueId};
 use crate::comm::group::{self, Job};
 use crate::comm_state::CommState;
 use crate::record;
@@ -216,18 +216,21 @@ impl Derive {
     /// The parent is busy until the child is up: programs that poll the parent use the child then.
     fn carry_out(self, child: Starting, _busy: Option<Busy>) -> Result<()> {
         let met = self.meet().map_err(|error| error.context(self.what));
-        // Who grows meets the others again at a new place, where nobody knows who has died meanwhile.
         let is_grown = matches!(self.members, Members::Grown { .. });
-        let parent = is_grown.then(|| self.state.bootstrap.clone());
+        let growth = is_grown.then(|| Growth::of(&self));
         drop(self);
         match met {
             Ok(Some((joining, place))) => {
                 let _ = child.0.0.place.set(place);
-                child.bring_up(joining, parent.as_deref())
+                child.bring_up(joining, growth.as_ref())
             }
             // This rank has no part in a child.
             Ok(None) => Ok(()),
-            Err(error) => Err(child.fail(error)),
+            Err(error) => {
+                let own = Some(error.clone());
+                let agreed = growth.map_or(Ok(()), |growth| growth.agree(own));
+                Err(child.fail(agreed.err().unwrap_or(error)))
+            }
         }
     }
 
@@ -252,7 +255,8 @@ impl Derive {
     fn split(&self, color: i32, key: i32, wait: &Wait) -> Result<Option<Bootstrap>> {
         let mine = record::encode(&(color, key));
         let mut members = Vec::new();
-        for (rank, bytes) in self.state.bootstrap.all_gather_of_present(&mine, wait)?.iter().enumerate() {
+        let given = self.state.bootstrap.all_gather_of_present(Tag::Present, &mine, wait)?;
+        for (rank, bytes) in given.iter().enumerate() {
             let Some(bytes) = bytes else { continue };
             let Some((theirs, key)) = record::decode::<(i32, i32)>(bytes) else {
                 return Err(Error::remote(format!("rank {rank} sent a malformed split request")));
@@ -267,6 +271,40 @@ impl Derive {
         members.sort_unstable();
         let members: Vec<u32> = members.into_iter().map(|(_, rank)| rank).collect();
         self.state.bootstrap.subset(&members, false, wait).map(Some)
+    }
+}
+
+/// The part of a growth that is left once the old ranks have agreed to grow: they agree on its outcome too.
+///
+/// A new rank may die when the growth is over for some of the old ranks and not for others. Those would use a
+/// communicator that these do not have, and the next growth would find ranks that do not wait for it.
+pub(super) struct Growth {
+    /// The old ranks. They meet the new ones at another place, where nobody knows which old ones have died.
+    parent: Arc<Bootstrap>,
+    abort: AbortFlag,
+}
+
+impl Growth {
+    fn of(job: &Derive) -> Self {
+        // The death of a new rank ends its communicator's waits, not those for the old ranks.
+        Self { parent: job.state.bootstrap.clone(), abort: job.abort.hopeful_child() }
+    }
+
+    /// Agrees on the outcome; `own` says why the growth has failed on this rank, if it has. All old ranks
+    /// that have begun the growth come here, whatever has become of it: the others wait for them.
+    ///
+    /// # Errors
+    /// The growth has failed on this rank or on another one.
+    pub(super) fn agree(&self, own: Option<Error>) -> Result<()> {
+        let wait = Wait::new(self.abort.clone(), Some(env::settings().join_timeout()));
+        let own = own.map(|error| self.parent.name_the_guilty(error));
+        let agreed = self.parent.agree_on_growth(own.as_ref(), &wait);
+        match (agreed, own) {
+            (Ok(None), None) => Ok(()),
+            // It could not tell the others, or not in time.
+            (Ok(None) | Err(_), Some(own)) => Err(own),
+            (Ok(Some(error)) | Err(error), _) => Err(error),
+        }
     }
 }
 

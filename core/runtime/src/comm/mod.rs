@@ -51,11 +51,12 @@ pub use last_decision::LastDecision;
 pub use memory::{mem_alloc, mem_free};
 pub use suspend::MemoryStats;
 
-use crate::bootstrap::{Bootstrap, UniqueId};
+use crate::bootstrap::UniqueId;
 use crate::comm_state::CommState;
 use crate::rma::Window;
 use crate::rules_update::{Outcome, Switch};
 use bringup::{Joining, bring_up};
+use elastic::Growth;
 use group::Job;
 
 /// A communicator. Clones are handles of the same one.
@@ -442,22 +443,22 @@ impl Comm {
 struct Starting(Comm);
 
 impl Starting {
-    /// Brings the communicator up. `parent` has those connections of its parent that may know who is to blame
-    /// if new ones to a meeting point end.
-    fn bring_up(self, joining: Joining, parent: Option<&Bootstrap>) -> Result<()> {
+    /// Brings the communicator up. The old ranks of a growth agree on the outcome.
+    fn bring_up(self, joining: Joining, growth: Option<&Growth>) -> Result<()> {
         let Comm(inner) = &self.0;
-        match bring_up(joining, self.0.rank(), inner.ordinal, &inner.config, &inner.abort) {
-            Ok(comm_state) => {
+        let brought = bring_up(joining, self.0.rank(), inner.ordinal, &inner.config, &inner.abort);
+        let own = brought.as_ref().err().cloned();
+        match (brought, growth.map_or(Ok(()), |growth| growth.agree(own))) {
+            (Ok(comm_state), Ok(())) => {
                 self.0.started(Ok(comm_state));
                 Ok(())
             }
-            Err(error) => {
-                let error = match parent {
-                    Some(parent) => parent.name_the_guilty(error),
-                    None => error,
-                };
+            (Ok(comm_state), Err(error)) => {
+                // The new ranks have this communicator already.
+                comm_state.bootstrap.report(&error);
                 Err(self.fail(error))
             }
+            (Err(error), Ok(())) | (Err(_), Err(error)) => Err(self.fail(error)),
         }
     }
 
