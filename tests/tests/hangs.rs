@@ -230,8 +230,11 @@ fn nobody_has_to_ask() {
         &["all_reduce all_reduce", "all_reduce sleep", "all_reduce all_reduce"],
         &settings,
     );
-    hang.rank(0).wait_for_part("nothing has moved for");
-    hang.rank(0).wait_for_part("rank 1 (host");
+    // One line first, then the report.
+    hang.rank(0).wait_for_part("hawser WARN communicator world: nothing has moved for");
+    assert!(hang.rank(0).written().contains(": rank 1 (host"), "the warning names the rank");
+    hang.rank(0).wait_for_part("what to do:");
+    assert_eq!(hang.rank(0).written().matches("hawser WARN").count(), 1, "{}", hang.rank(0).written());
     // Also where rank 0 is to blame.
     let mut hang = Hang::start(BINARY, 2, &["sleep", "all_reduce"], &settings);
     hang.rank(1).wait_for_part("has not called what the others wait for");
@@ -244,9 +247,9 @@ fn ranks_that_work_are_not_blamed() {
     }
     let mut hang = Hang::start(BINARY, 1, &["all_reduce read", "all_reduce read"], &[]);
     hang.expect(0, Cause::NothingOpen, &[], &["1 collectives are over"]);
-    let settings = [("HAWSER_HANG_AFTER", "2")];
+    let settings = [("HAWSER_HANG_AFTER", "4")];
     let mut hang = Hang::start(BINARY, 1, &["rounds destroy", "rounds destroy"], &settings);
-    std::thread::sleep(std::time::Duration::from_secs(4));
+    std::thread::sleep(std::time::Duration::from_secs(6));
     hang.rank(0).tell("stop");
     for rank in 0..2 {
         hang.rank(rank).wait_for_nothing_more();

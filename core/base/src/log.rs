@@ -16,6 +16,7 @@ mod plugins;
 mod sink;
 
 use std::cell::Cell;
+use std::io::Write;
 use std::sync::{Mutex, OnceLock};
 
 use tracing::level_filters::LevelFilter;
@@ -170,6 +171,17 @@ fn device() -> Option<i64> {
 pub fn warn(text: &str) {
     set_last_error(text);
     tracing::warn!(target: "hawser", message = text);
+}
+
+/// Writes a warning that reaches people at every level of `NCCL_DEBUG`: through the log where that takes
+/// warnings, else as a line on standard error.
+pub fn alarm(text: &str) {
+    if tracing::enabled!(target: "hawser", Level::WARN) {
+        warn(text);
+    } else {
+        // Who has closed standard error does not want it.
+        let _ = writeln!(std::io::stderr(), "hawser WARN {text}");
+    }
 }
 
 /// Writes an error with all that it knows at WARN and above, and keeps its text for [`last_error`].

@@ -45,7 +45,7 @@ pub(super) fn let_be_asked(state: &Arc<CommState>) {
         if let Some(state) = told.upgrade() {
             let (name, rank) = (&state.name, state.rank);
             log::info(Subsys::Coll, || format!("{name} rank {rank}: rank {from} says: {sentence}"));
-            note_notice(&Asked(Arc::downgrade(&state)));
+            note_notice(&Asked(Arc::downgrade(&state)), sentence);
         }
     };
     state.bootstrap.on_ask(answer, notice);
@@ -114,9 +114,9 @@ impl Member for Asked {
         Some(verdict(&evidence))
     }
 
-    fn notify(&self, verdict: &Verdict) {
+    fn notify(&self, sentence: &str) {
         if let Some(state) = self.0.upgrade() {
-            state.bootstrap.notify(&verdict.sentence);
+            state.bootstrap.notify(sentence);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The thread that looks after operations that stay open: after `HAWSER_HANG_AFTER` the ranks are compared,
-//! and the verdict is written at every level of `NCCL_DEBUG`. It ends nothing.
+//! and the verdict is written at every level of `NCCL_DEBUG`. Before half of that time has passed they are
+//! compared for the first time, and one line warns. It ends nothing.
 //!
 //! There is one per process, as long as it has a communicator of more than one rank.
 
@@ -17,13 +18,35 @@ use super::members::{self, Member};
 pub const LIMIT: Duration = Duration::from_millis(1500);
 /// The shortest and longest pause between two looks.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(10)];
+/// The beginning of a sentence that other ranks are told with a warning.
+const AT_FIRST_SIGHT: &str = "at first sight: ";
 /// What every rank but 0 waits longer, since rank 0 asks for all if it waits too, and how much more each.
 const LATER: [Duration; 2] = [Duration::from_millis(2500), Duration::from_millis(50)];
 /// The longest of that.
 const LATEST: Duration = Duration::from_secs(30);
 
-/// By communicator and rank: the operation that was told of, and when.
-type Told = FxHashMap<(u64, u32), (u64, Instant)>;
+/// The two things that are told of an operation that stays open, one after the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Stage {
+    /// One line.
+    Warning,
+    /// The state of all ranks.
+    Report,
+}
+
+impl Stage {
+    /// The age of an operation of which this is told. A warning is there before half of the time has passed,
+    /// also where ranks wait for others to tell it.
+    fn age(self, after: Duration) -> Duration {
+        match self {
+            Stage::Warning => after * 3 / 8,
+            Stage::Report => after,
+        }
+    }
+}
+
+/// By communicator, rank and stage: the operation that was told of, and when.
+type Told = FxHashMap<(u64, u32, Stage), (u64, Instant)>;
 
 static WATCH: Mutex<Option<Watch>> = Mutex::new(None);
 static CHANGED: Condvar = Condvar::new();
@@ -76,7 +99,7 @@ pub(super) fn stop() {
 }
 
 fn look_after(after: Duration, shared: &Shared) {
-    let pause = (after / 8).clamp(PAUSES[0], PAUSES[1]);
+    let pause = (after / 16).clamp(PAUSES[0], PAUSES[1]);
     let is_over = || shared.is_over.load(Ordering::Acquire);
     loop {
         let waited = CHANGED.wait_timeout_while(lock(), pause, |_| !is_over());
@@ -88,7 +111,8 @@ fn look_after(after: Duration, shared: &Shared) {
         forget_the_gone(&members);
         shared.is_judging.store(true, Ordering::Release);
         for member in members.iter().filter(|_| !is_over()) {
-            look_at(&**member, after);
+            look_at(&**member, after, Stage::Warning);
+            look_at(&**member, after, Stage::Report);
         }
         drop(members);
         shared.is_judging.store(false, Ordering::Release);
@@ -96,11 +120,11 @@ fn look_after(after: Duration, shared: &Shared) {
 }
 
 /// Judges a communicator whose operation has been open for long, once per operation and then now and then.
-fn look_at(member: &dyn Member, after: Duration) {
+fn look_at(member: &dyn Member, after: Duration, stage: Stage) {
     let rank = member.rank();
     let later = if rank == 0 { Duration::ZERO } else { (LATER[0] + LATER[1] * rank).min(LATEST) };
     let Some((sequence, age)) = member.open() else { return };
-    if age < after + later.min(after.max(LATER[0])) || was_told(member, sequence, after) {
+    if age < stage.age(after) + later.min(after.max(LATER[0])) || was_told(member, sequence, after, stage) {
         return;
     }
     let Some(verdict) = member.judge(LIMIT) else { return };
@@ -108,32 +132,52 @@ fn look_at(member: &dyn Member, after: Duration) {
     if member.open().is_none_or(|(now, _)| now != sequence) {
         return;
     }
-    remember(member.comm_id(), rank, sequence);
-    let text = format!("nothing has moved for {} s\n{}", age.as_secs(), verdict.text());
-    log::dump(&text, env::settings().debug_file.as_deref());
-    member.notify(&verdict);
-}
-
-/// Notes that another rank of a communicator has told a verdict, which holds for what is open on this one.
-pub fn note_notice(member: &dyn Member) {
-    if let Some((sequence, _)) = member.open() {
-        remember(member.comm_id(), member.rank(), sequence);
+    remember(member, sequence, stage);
+    match stage {
+        Stage::Warning => {
+            let (name, seconds) = (&verdict.name, age.as_secs());
+            log::alarm(&format!(
+                "communicator {name}: nothing has moved for {seconds} s: {}; all ranks are shown after {} s \
+                 (HAWSER_HANG_AFTER)",
+                verdict.sentence,
+                after.as_secs()
+            ));
+            member.notify(&format!("{AT_FIRST_SIGHT}{}", verdict.sentence));
+        }
+        Stage::Report => {
+            let text = format!("nothing has moved for {} s\n{}", age.as_secs(), verdict.text());
+            log::dump(&text, env::settings().debug_file.as_deref());
+            member.notify(&verdict.sentence);
+        }
     }
 }
 
-fn was_told(member: &dyn Member, sequence: u64, after: Duration) -> bool {
+/// Notes that another rank of a communicator has told a verdict, which holds for what is open on this one.
+pub fn note_notice(member: &dyn Member, sentence: &str) {
+    if let Some((sequence, _)) = member.open() {
+        remember(member, sequence, Stage::Warning);
+        if !sentence.starts_with(AT_FIRST_SIGHT) {
+            remember(member, sequence, Stage::Report);
+        }
+    }
+}
+
+fn was_told(member: &dyn Member, sequence: u64, after: Duration, stage: Stage) -> bool {
     let told = lock_told();
-    let told = told.as_ref().and_then(|told| told.get(&(member.comm_id(), member.rank())));
+    let told = told.as_ref().and_then(|told| told.get(&(member.comm_id(), member.rank(), stage)));
     told.is_some_and(|(of, at)| *of == sequence && at.elapsed() < after * 10)
 }
 
-fn remember(comm_id: u64, rank: u32, sequence: u64) {
-    lock_told().get_or_insert_default().insert((comm_id, rank), (sequence, Instant::now()));
+fn remember(member: &dyn Member, sequence: u64, stage: Stage) {
+    let of = (member.comm_id(), member.rank(), stage);
+    lock_told().get_or_insert_default().insert(of, (sequence, Instant::now()));
 }
 
 fn forget_the_gone(members: &[Arc<dyn Member>]) {
     if let Some(told) = &mut *lock_told() {
-        told.retain(|of, _| members.iter().any(|member| (member.comm_id(), member.rank()) == *of));
+        told.retain(|(comm_id, rank, _), _| {
+            members.iter().any(|member| (member.comm_id(), member.rank()) == (*comm_id, *rank))
+        });
     }
 }
 

@@ -28,8 +28,8 @@ pub trait Member: Send + Sync {
     /// Asks all ranks, and judges. Takes about as long as `limit` if somebody does not answer.
     fn judge(&self, limit: Duration) -> Option<Verdict>;
 
-    /// Tells the other ranks that a verdict has been found.
-    fn notify(&self, verdict: &Verdict);
+    /// Tells the other ranks the sentence of a verdict that has been found.
+    fn notify(&self, sentence: &str);
 }
 
 static MEMBERS: Mutex<Vec<Weak<dyn Member>>> = Mutex::new(Vec::new());
