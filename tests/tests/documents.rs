@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use hawser_tests::skip::skipped;
 use hawser_tests::world::on_host;
 
 /// Commands that need no job and no GPU; files of the reader's are in [`reader`].
@@ -293,6 +294,17 @@ impl Job {
         }
         job
     }
+}
+
+/// The page of the benchmark history is made of the files of results.
+#[test]
+fn the_history_is_that_of_the_results() {
+    let script = repository().join("bench/history.py");
+    let output = match Command::new("python3").arg(script).arg("--check").output() {
+        Ok(output) => output,
+        Err(error) => return skipped(format!("python3: {error}")),
+    };
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]
