@@ -91,12 +91,28 @@ pub enum Outcome<'a> {
     Taken(&'a Action, Decision, Price),
 }
 
+/// The choice of a trial.
+enum Trial {
+    /// The candidate at this place.
+    Way(usize),
+    /// The choice of the user's rules and the cost model.
+    Floor,
+}
+
 /// The rule that decided, and what it takes.
 struct Verdict<'a> {
     rule: &'a Rule,
     action: &'a Action,
     /// The place of the candidate.
     at: usize,
+}
+
+impl Verdict<'_> {
+    /// The answer of a user's rule.
+    fn answer(&self) -> Answer {
+        let answer = if self.action.names_a_way() { Answer::ordered(self.at) } else { Answer::default() };
+        answer.with_channels(self.action.channels)
+    }
 }
 
 /// The communicator that a tuner's configuration describes, as rules see it.
@@ -169,7 +185,7 @@ impl Engine {
         let other = |entry: &Entry| see.borrow_mut()(&self.rules[entry.at].rule, Outcome::Other("bytes"));
         let passed = |entries: &[Entry]| entries.iter().for_each(other);
         let seen = |armed: &'a Armed, outcome| see.borrow_mut()(&armed.rule, outcome);
-        self.decide_by(|_| true, question, candidates, passed, seen);
+        self.decide_by(|rule| !adaptive::is_suspended(rule), question, candidates, passed, seen);
     }
 
     /// The decision, and what became of the rules that are for such sizes.
@@ -179,7 +195,7 @@ impl Engine {
         candidates: &[Candidate<'_>],
         see: impl FnMut(&'a Armed, Outcome<'a>),
     ) -> Option<Verdict<'a>> {
-        self.decide_by(|_| true, question, candidates, |_| {}, see)
+        self.decide_by(|rule| !adaptive::is_suspended(rule), question, candidates, |_| {}, see)
     }
 
     /// What the user's rules say of a candidate that something else has chosen: the first action that means
@@ -189,6 +205,12 @@ impl Engine {
         let is_users = |rule: &Rule| !adaptive::is_learned(rule);
         let verdict = self.decide_by(is_users, question, std::slice::from_ref(chosen), |_| {}, |_, _| {});
         verdict.map(|verdict| verdict.action)
+    }
+
+    /// The answer that takes this candidate, with the channels that the user's rules have for it.
+    fn as_the_floor_would(&self, question: &Question, candidates: &[Candidate<'_>], at: usize) -> Answer {
+        let details = self.details(question, &candidates[at]);
+        Answer::ordered(at).with_channels(details.and_then(|action| action.channels))
     }
 
     /// The decision by the rules that count; `passed` gets those for other sizes.
@@ -249,10 +271,25 @@ impl Engine {
         }
     }
 
-    /// The place of the candidate that an operation tries, if it is for a trial.
-    fn tried(&self, question: &Question, candidates: &[Candidate<'_>]) -> Option<usize> {
+    /// The choice that an operation tries, if it is for a trial. Where something was learned, every second trial is for
+    /// the other side: the floor, or what is suspended; while that is suspended, nothing else is tried.
+    fn tried(&self, question: &Question, candidates: &[Candidate<'_>]) -> Option<Trial> {
         let trial = question.trial.filter(|_| self.adaptive.is_some())?;
-        adaptive::pick(trial, question, candidates, &self.avoid)
+        let learned = self.decide_by(adaptive::is_learned, question, candidates, |_| {}, |_, _| {});
+        let pick = |trial| adaptive::pick(trial, question, candidates, &self.avoid).map(Trial::Way);
+        match learned {
+            None => pick(trial),
+            Some(verdict) if adaptive::is_suspended(verdict.rule) => {
+                trial.is_multiple_of(2).then_some(Trial::Way(verdict.at))
+            }
+            Some(_) if trial.is_multiple_of(2) => Some(Trial::Floor),
+            Some(_) => pick(trial / 2),
+        }
+    }
+
+    /// The decision of the user's rules alone.
+    fn floor(&self, question: &Question, candidates: &[Candidate<'_>]) -> Option<Verdict<'_>> {
+        self.decide_by(|rule| !adaptive::is_learned(rule), question, candidates, |_| {}, |_, _| {})
     }
 
     /// Says once per rule that nothing of it was possible, or that it can never match here.
@@ -281,22 +318,22 @@ impl Engine {
 
 impl TunerContext for Engine {
     fn tune(&self, question: &Question, candidates: &mut [Candidate<'_>]) -> Result<Answer> {
-        if let Some(at) = self.tried(question, candidates) {
-            let channels = self.details(question, &candidates[at]).and_then(|action| action.channels);
-            return Ok(Answer::ordered(at).with_channels(channels));
+        match self.tried(question, candidates) {
+            Some(Trial::Way(at)) => return Ok(self.as_the_floor_would(question, candidates, at)),
+            Some(Trial::Floor) => {
+                let verdict = self.floor(question, candidates);
+                return Ok(verdict.map(|verdict| verdict.answer()).unwrap_or_default());
+            }
+            None => {}
         }
         let mut odd = false;
         let verdict = self.decide(question, candidates, |armed, outcome| {
             let is_odd = matches!(outcome, Outcome::Nothing | Outcome::Unknown(_));
             odd |= is_odd && !armed.said.load(Ordering::Relaxed);
         });
-        let answer = verdict.map(|Verdict { rule, action, at }| {
-            if adaptive::is_learned(rule) {
-                let details = self.details(question, &candidates[at]);
-                return Answer::ordered(at).with_channels(details.and_then(|action| action.channels));
-            }
-            let answer = if action.names_a_way() { Answer::ordered(at) } else { Answer::default() };
-            answer.with_channels(action.channels)
+        let answer = verdict.map(|verdict| match adaptive::is_learned(verdict.rule) {
+            true => self.as_the_floor_would(question, candidates, verdict.at),
+            false => verdict.answer(),
         });
         if odd {
             self.complain(question, candidates);
@@ -352,9 +389,13 @@ impl TunerContext for Engine {
     }
 
     fn why(&self, question: &Question, candidates: &[Candidate<'_>]) -> Result<String> {
-        if let Some(at) = self.tried(question, candidates) {
-            let (decision, price) = (candidates[at].decision, Price::of(&candidates[at]));
-            return Ok(format!("a trial of adaptive mode: takes {decision}, {price}"));
+        match self.tried(question, candidates) {
+            Some(Trial::Way(at)) => {
+                let (decision, price) = (candidates[at].decision, Price::of(&candidates[at]));
+                return Ok(format!("a trial of adaptive mode: takes {decision}, {price}"));
+            }
+            Some(Trial::Floor) => return Ok("a trial of adaptive mode: takes the floor".to_owned()),
+            None => {}
         }
         let (mut first, mut lines, mut others) = (None, String::new(), 0);
         self.trace(question, candidates, |rule, outcome| {

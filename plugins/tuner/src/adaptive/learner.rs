@@ -16,12 +16,20 @@ use crate::write;
 
 /// The name by which messages know the file that this makes.
 const NAME: &str = "adaptive mode";
+/// Names of learned rules begin with one of these.
+const LEARNED: &str = "learned";
+const SUSPENDED: &str = "suspended";
 /// Learned rules come before all others.
 const FIRST: i64 = i32::MAX as i64;
 
 /// True if a rule was learned.
 pub fn is_learned(rule: &Rule) -> bool {
     &*rule.place.file == NAME
+}
+
+/// True if a rule was learned and does not count now, but in trials: there is stress.
+pub fn is_suspended(rule: &Rule) -> bool {
+    is_learned(rule) && rule.name.as_deref().is_some_and(|name| name.starts_with(SUSPENDED))
 }
 
 /// Learns for one communicator, on its rank 0.
@@ -107,14 +115,15 @@ impl Learner for Learning {
 /// The table as a rule file.
 fn text(table: &Table, programs: &[String]) -> String {
     let mut text = "# Written by adaptive mode; counts after all other files.\n".to_owned();
-    if table.is_floor {
+    if table.is_floor && table.learned.is_empty() {
         // No trials, and nothing but the floor.
         text.push_str("mode = \"adaptive\"\nbudget = 0\n");
         return text;
     }
+    let state = if table.is_floor { SUSPENDED } else { LEARNED };
     for (class, learned) in &table.learned {
         let Learned { way, us, floor, floor_us } = learned;
-        let name = format!("learned: {way} {us:.1} µs, {floor} took {floor_us:.1}");
+        let name = format!("{state}: {way} {us:.1} µs, {floor} took {floor_us:.1}");
         text.push_str(&write::toml(&rule(*class, *way, Some(name), programs)));
     }
     for (class, way, _) in &table.avoided {

@@ -11,11 +11,12 @@
 //! * **The slow loop** ([`Policy`]), on rank 0 only, compares what operations of a trial cost the job with
 //!   those just before them, by class of calls (collective and power of two of bytes). What is clearly better
 //!   becomes a rule, what is hopeless is not tried again for a while, and a rule that is not better than the
-//!   floor any more goes. Such a change is a text ([`Learning`]) that all ranks take at one operation, or
-//!   none does.
+//!   floor any more goes: every second trial is of the floor from then on. Such a change is a text
+//!   ([`Learning`]) that all ranks take at one operation, or none does.
 //! * **The fast loop** ([`Policy`] too) sees stress: operations far over their usual times, a rank that is
-//!   late, or what the host tells. Then the floor counts, without trials, until it has been calm for a time
-//!   that doubles when stress returns.
+//!   late, or what the host tells. Then the floor counts and what was learned is suspended, until it has been
+//!   calm for a time that doubles when stress returns, or trials show that what was learned is better under
+//!   that stress as well. Such a stress is ordinary for the job, and takes twice as long to be one again.
 //!
 //! Only collectives that no rank can leave before all have begun are tried ([`is_tried`]): for those the
 //! shortest time of all ranks is that of the operation, without the waiting for late ranks.
@@ -26,7 +27,7 @@ mod policy;
 mod tests;
 mod times;
 
-pub use learner::{Learning, describe, is_learned};
+pub use learner::{Learning, describe, is_learned, is_suspended};
 pub use policy::{Class, Policy, Table, Way};
 
 use hawser_plugin::tuner::{Candidate, Function, Question};
@@ -39,8 +40,11 @@ pub const DEFAULT_BUDGET: f64 = 0.01;
 pub const MOST_BUDGET: f64 = 0.1;
 /// Operations in a row that are one trial. What a way leaves to the next operation counts for it that way.
 pub const WINDOW: u64 = 4;
-/// Trials that differ: a candidate is tried when its turn comes. Each is planned once for every kind of call.
+/// Candidates that take turns, at most.
 const TURNS: u64 = 16;
+/// Trials that differ: where something was learned, every second one is for the floor. Each is planned once
+/// for every kind of call.
+const TRIALS: u64 = 2 * TURNS;
 /// Candidates that the cost model takes for so many times slower than the best one are not tried.
 const REACH: f32 = 4.0;
 
@@ -67,7 +71,7 @@ impl Adaptive {
         let round = operation.checked_div(length)?;
         let first = WINDOW + scramble(round) % (length - 2 * WINDOW + 1);
         let within = operation % length;
-        (first..first + WINDOW).contains(&within).then_some((round % TURNS) as u32)
+        (first..first + WINDOW).contains(&within).then_some((round % TRIALS) as u32)
     }
 }
 

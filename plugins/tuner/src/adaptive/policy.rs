@@ -30,13 +30,16 @@ const HOPELESS: f32 = 1.5;
 const FAR: f32 = 3.0;
 /// A way that costs less by this factor in every window needs no second verdict.
 const CLEAR: f32 = 0.9;
-/// What was learned goes at once if most of its operations cost so many times what the floor's did.
-const WORSE: f32 = 1.1;
 /// The time for which a hopeless way is not tried.
 const AVOIDED_FOR: Duration = Duration::from_secs(600);
-/// So many times the usual is stress, if it comes [`STRIKES`] times in a row.
+/// So many times the usual is stress, if it comes [`STRIKES`] times in a row. What has turned out to be
+/// ordinary for this job has to come twice as often the next time; that is forgotten by halves.
 const OVER: f32 = 3.0;
 const STRIKES: u32 = 3;
+const MOST_STRIKES: u32 = STRIKES << 9;
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+/// Windows of what is suspended that have to be better than the floor under the same stress.
+const PROOF: usize = 4;
 /// How long it has to be calm before what was learned counts again: at first, and at most.
 const FIRST_HOLD: Duration = Duration::from_secs(10);
 const MOST_HOLD: Duration = Duration::from_secs(600);
@@ -137,18 +140,31 @@ pub struct Policy {
     wanted: Table,
     /// Why those differ.
     reasons: Vec<String>,
-    /// The wish that is being decided, and its reasons.
-    open: Option<(Table, Vec<String>)>,
+    /// The wish that is being decided.
+    open: Option<Wish>,
     /// No wish before.
     not_before: Duration,
     /// The time between the last change and the next one.
     pause: Duration,
     is_urgent: bool,
+    /// So many more times than [`STRIKES`] something has to be over the usual to be stress, as a power of two,
+    /// and since when.
+    patience: (u32, Duration),
     /// The floor counts until then.
     until: Duration,
+    /// It counts since then.
+    stressed_since: Duration,
     hold: Duration,
     /// The moment since when what was learned counts again.
     calm_since: Option<Duration>,
+}
+
+/// A table that ranks decide about.
+#[derive(Debug)]
+struct Wish {
+    table: Table,
+    reasons: Vec<String>,
+    is_urgent: bool,
 }
 
 /// The knowledge about a class of calls.
@@ -212,8 +228,9 @@ impl Policy {
         let state = self.classes.entry(class).or_default();
         if is_trial && state.usual != Some(way) {
             let share = state.tried(way, cost)?;
-            if !self.wanted.is_floor {
-                self.judge(class, way, now);
+            match self.wanted.is_floor {
+                true => self.judge_suspended(class, way, now),
+                false => self.judge(class, way, now),
             }
             return Some(format!("{class}: a trial of {way} costs {share:.2} of what was usual before it"));
         }
@@ -228,14 +245,17 @@ impl Policy {
                 state.before.pop_front();
             }
         }
-        let stress = state.stress(class, way, us, late.filter(|_| !is_trial));
+        if self.patience.0 > 0 && now >= self.patience.1 + FORGOTTEN_AFTER {
+            self.patience = (self.patience.0 - 1, now);
+        }
+        let strikes = (STRIKES << self.patience.0).min(MOST_STRIKES);
+        let stress = state.stress(class, way, (us, late.filter(|_| !is_trial)), strikes);
         let known = state.of(way);
         known.recent.push(us);
         known.costs.push(cost);
-        match stress {
-            Some(what) => self.stressed(&what, now),
-            None if self.wanted.is_floor => {}
-            None => self.look_back(class, way),
+        // Where nothing was learned, the floor counts anyway.
+        if let Some(what) = stress.filter(|_| !self.wanted.learned.is_empty()) {
+            self.stressed(&what, now);
         }
         None
     }
@@ -250,6 +270,11 @@ impl Policy {
             self.reasons.push(format!("{what}: the floor counts until it has been calm for {hold} s"));
             self.wanted.is_floor = true;
             self.is_urgent = true;
+            self.stressed_since = now;
+            // What windows show from now on is said under this stress.
+            for known in self.classes.values_mut().flat_map(|state| &mut state.ways) {
+                (known.tried, known.was_better) = (Times::default(), false);
+            }
         }
         self.until = now + self.hold;
     }
@@ -260,12 +285,11 @@ impl Policy {
             return None;
         }
         if self.wanted.is_floor && now >= self.until {
-            self.wanted.is_floor = false;
-            self.is_urgent = true;
-            self.calm_since = Some(now);
-            // What was measured before has to prove itself again.
-            self.classes.clear();
-            self.reasons.push(format!("it has been calm for {} s", self.hold.as_secs()));
+            self.calm(now, &format!("it has been calm for {} s", self.hold.as_secs()));
+        } else if self.wanted.is_floor && now >= self.stressed_since + MOST_HOLD {
+            let text = "what was learned has not been better than the floor for so long that it is forgotten";
+            self.wanted.learned.clear();
+            self.calm(now, text);
         }
         if now < self.not_before && !self.is_urgent {
             return None;
@@ -275,21 +299,34 @@ impl Policy {
             self.reasons.clear();
             return None;
         }
-        self.is_urgent = false;
+        let is_urgent = std::mem::take(&mut self.is_urgent);
         if self.reasons.is_empty() {
             self.reasons.push("what was hopeless is tried again".to_owned());
         }
-        let why = self.reasons.join("; ");
-        self.open = Some((self.wanted.clone(), std::mem::take(&mut self.reasons)));
-        Some((self.wanted.clone(), why))
+        let (why, table) = (self.reasons.join("; "), self.wanted.clone());
+        let reasons = std::mem::take(&mut self.reasons);
+        self.open = Some(Wish { table: table.clone(), reasons, is_urgent });
+        Some((table, why))
+    }
+
+    /// The stress is over: what was learned counts again.
+    fn calm(&mut self, now: Duration, why: &str) {
+        self.wanted.is_floor = false;
+        self.is_urgent = true;
+        self.calm_since = Some(now);
+        // What was measured before has to prove itself again.
+        self.classes.clear();
+        self.reasons.push(why.to_owned());
     }
 
     /// What became of the wish: all ranks have it, or nothing has changed.
     pub fn settled(&mut self, is_agreed: bool, now: Duration) {
-        let Some((table, mut reasons)) = self.open.take() else { return };
+        let Some(Wish { table, mut reasons, is_urgent }) = self.open.take() else { return };
         if is_agreed {
             self.agreed = table;
-            self.pause = (self.pause * 2).clamp(FIRST_PAUSE, MOST_PAUSE);
+            if !is_urgent {
+                self.pause = (self.pause * 2).clamp(FIRST_PAUSE, MOST_PAUSE);
+            }
             self.not_before = now + self.pause;
         } else {
             // It comes again, for the same reasons and those that came meanwhile.
@@ -310,6 +347,15 @@ impl Policy {
         let learned = self.wanted.learned.get(&class).copied();
         let is_floor = learned.is_some_and(|learned| learned.floor == way);
         let least = own.quantile(0.0);
+        if let Some(learned) = learned.filter(|_| is_floor) {
+            let is_clear = own.count() >= FEW && own.quantile(1.0) < GAIN;
+            if is_clear || own.count() >= ENOUGH && share <= 1.0 {
+                // The floor does not wait for what is slower.
+                self.is_urgent |= is_clear || share <= GAIN;
+                let text = format!("is not better than {way} any more: {other_us:.1} and {us:.1} µs");
+                return self.give_up(class, learned, &text);
+            }
+        }
         let is_hopeless = own.count() >= FEW && least > HOPELESS || own.count() + 1 >= FEW && least > FAR;
         if is_hopeless && !is_floor {
             if !self.wanted.avoided.iter().any(|(c, w, _)| (*c, *w) == (class, way)) {
@@ -324,10 +370,6 @@ impl Policy {
         let is_better = share <= GAIN && own.quantile(MOST) < 1.0;
         let [is_clear, was_better] = [own.quantile(1.0) < CLEAR, known.was_better];
         match learned {
-            Some(learned) if is_floor && share <= 1.0 => {
-                let text = format!("is not better than {way} any more: {other_us:.1} and {us:.1} µs");
-                return self.give_up(class, learned, &text);
-            }
             before
                 if is_better
                     && (is_clear || was_better)
@@ -351,17 +393,26 @@ impl Policy {
         (known.tried, known.was_better) = (Times::default(), is_better);
     }
 
-    /// What was learned is in use: it has to stay below what the floor took when it was replaced.
-    fn look_back(&mut self, class: Class, way: Way) {
-        let learned = self.wanted.learned.get(&class).copied();
-        let Some(learned) = learned.filter(|learned| learned.way == way) else { return };
-        let Some(own) = self.classes.get(&class).and_then(|state| state.known(way)) else { return };
-        if own.costs.count() >= ENOUGH && own.costs.quantile(1.0 - MOST) > WORSE * learned.floor_us {
-            let (us, floor, floor_us) = (own.costs.median(), learned.floor, learned.floor_us);
-            // The floor does not wait for what is slower.
-            self.is_urgent = true;
-            let text = format!("takes {us:.1} µs by now, {floor} took {floor_us:.1} before");
-            self.give_up(class, learned, &text);
+    /// A trial of what is suspended, under stress: as long as it costs more than the floor, the stress goes
+    /// on; if it costs less in all of some windows, the stress makes no difference, or is over.
+    fn judge_suspended(&mut self, class: Class, way: Way, now: Duration) {
+        if self.wanted.learned.get(&class).is_none_or(|learned| learned.way != way) {
+            return;
+        }
+        let Some(state) = self.classes.get_mut(&class) else { return };
+        let own = &mut state.of(way).tried;
+        if own.count() < PROOF {
+            return;
+        }
+        let (share, most) = (own.median(), own.quantile(1.0));
+        *own = Times::default();
+        if share <= GAIN && most < 1.0 {
+            let (times, _) = self.patience;
+            self.patience = ((times + 1).min((MOST_STRIKES / STRIKES).ilog2()), now);
+            let why = format!("{class}: {way} costs {share:.2} of what the floor does under the same stress");
+            self.calm(now, &why);
+        } else if share > 1.0 {
+            self.until = self.until.max(now + self.hold);
         }
     }
 
@@ -390,12 +441,18 @@ impl State {
         Some(share)
     }
 
-    /// What is wrong, if an operation that was no trial makes it the third time in a row.
-    fn stress(&mut self, class: Class, way: Way, us: f32, late: Option<(u32, f32)>) -> Option<String> {
+    /// What is wrong, if an operation that was no trial makes it so many times in a row.
+    fn stress(
+        &mut self,
+        class: Class,
+        way: Way,
+        (us, late): (f32, Option<(u32, f32)>),
+        strikes: u32,
+    ) -> Option<String> {
         let recent = self.known(way).map(|known| &known.recent)?;
         let (median, upper) = (recent.median(), recent.upper());
         self.strikes = if us > OVER * upper { self.strikes + 1 } else { 0 };
-        if self.strikes >= STRIKES {
+        if self.strikes >= strikes {
             self.strikes = 0;
             return Some(format!("{class} by {way} takes {us:.1} µs, usually {median:.1}"));
         }
@@ -407,7 +464,7 @@ impl State {
             (before, times) if before == rank => (rank, times + 1),
             _ => (rank, 1),
         };
-        (self.latecomer.1 >= STRIKES).then(|| {
+        (self.latecomer.1 >= strikes).then(|| {
             self.latecomer.1 = 0;
             format!("rank {rank} begins {class} {behind:.1} µs after all others")
         })
