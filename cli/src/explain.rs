@@ -1,18 +1,20 @@
 //! `hawser explain`: shows which algorithm, executor, protocol and number of channels each size gets, and
 //! why, without running anything.
 
+mod living;
+
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use hawser_base::env;
-use hawser_plan::Scalar;
+use hawser_plan::algo::MAX_RANKS;
 use hawser_plan::choose::Candidate;
 use hawser_plan::cost::Constants;
 use hawser_plan::executor::{self, Decided};
-use hawser_plan::topology::{DeviceKind, Link};
-use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, ReduceOp, Topology};
+use hawser_plan::topology::{DeviceKind, Link, RankInfo};
+use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, Topology};
 use hawser_runtime::comm;
 use hawser_runtime::tuning::{CallAttributes, TunedDecision, Tuners};
 use hawser_tuner::RuleTuner;
@@ -47,6 +49,14 @@ pub struct Options {
     /// Print the choices as JSON
     #[arg(long, conflicts_with = "full")]
     json: bool,
+    /// Ask the communicators of this process of this user, on this host, as they are now: their ranks, their
+    /// rules and what adaptive mode has learned
+    #[arg(long, value_name = "PID", conflicts_with_all = ["rules", "ranks", "hosts", "per_host", "device",
+          "link", "one_process", "links"])]
+    pid: Option<u32>,
+    /// Only communicators with this name; * and ? stand for any letters
+    #[arg(long, requires = "pid")]
+    communicator: Option<String>,
     #[command(flatten)]
     machine: Machine,
 }
@@ -60,6 +70,13 @@ pub struct Machine {
     /// Hosts, with equally many ranks each
     #[arg(long, default_value_t = 1, value_parser = crate::ranks::ranks(1))]
     hosts: u32,
+    /// Ranks of each host, with commas between, where hosts have not equally many: 3,1
+    #[arg(long, value_delimiter = ',', value_name = "RANKS", conflicts_with_all = ["ranks", "hosts"],
+          value_parser = crate::ranks::ranks(1))]
+    per_host: Vec<u32>,
+    /// The root rank of collectives that have one
+    #[arg(long, default_value_t = 0)]
+    pub root: u32,
     /// The device: host, h200, or cuda: and a compute capability, such as cuda:90
     #[arg(long, default_value = "h200", value_parser = parse_device)]
     device: DeviceKind,
@@ -88,7 +105,10 @@ pub fn run(options: &Options) -> Result<()> {
             Collective::ALL.map(Collective::name).join(", ")
         );
     };
-    let text = table(options, collective)?;
+    let text = match options.pid {
+        Some(pid) => living::table(options, pid, collective)?,
+        None => table(options, collective)?,
+    };
     output::print(&text)
 }
 
@@ -115,14 +135,14 @@ impl Line {
     /// # Errors
     /// Nothing is left to choose from.
     pub fn new(
-        collective: Collective,
+        (collective, root): (Collective, u32),
         bytes: u64,
         dtype: DataType,
         (topology, plan_config): (&Topology, &PlanConfig),
         tuners: &Tuners,
     ) -> Result<Self> {
         let ranks = topology.size();
-        let call = call(collective, bytes, dtype, ranks);
+        let call = Call::of_bytes(collective, bytes, dtype, root, ranks);
         let attributes = CallAttributes::default();
         let TunedDecision { choice, notes } = tuners.choose(&call, attributes, topology, plan_config)?;
         let config = tuners.plan_config(&call, attributes, topology, &choice, plan_config);
@@ -151,14 +171,6 @@ impl Line {
         let way = |line: &Line| (line.choice.key.algorithm, line.choice.route);
         way(self) != way(other)
     }
-}
-
-/// A call whose larger buffer has `bytes` bytes, or as many fewer as elements and blocks ask for.
-pub fn call(collective: Collective, bytes: u64, dtype: DataType, ranks: u32) -> Call {
-    let blocks = collective.input_blocks(ranks).max(collective.output_blocks(ranks));
-    let count = bytes / dtype.size() as u64 / u64::from(blocks);
-    let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
-    Call { collective, count, dtype, op, scalar, root: 0, input: 0, output: 0 }
 }
 
 /// A size that says all of its bytes.
@@ -239,7 +251,7 @@ pub fn changes(
     plan_config: &PlanConfig,
 ) -> Result<Vec<Line>> {
     let tuners = Tuners::default();
-    let line = |bytes| Line::new(collective, bytes, dtype, (topology, plan_config), &tuners);
+    let line = |bytes| Line::new((collective, 0), bytes, dtype, (topology, plan_config), &tuners);
     changing(sizes(bytes).map(line))
 }
 
@@ -259,8 +271,12 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     let (bytes, dtype) = (options.bytes, options.datatype);
     let (tuners, rules) = tuners(options.rules.as_deref(), &topology, &plan_config)?;
     plan_config.copy_engines = env::settings().dma_enable && tuners.wants_copy_engines();
-    let all =
-        sizes(bytes).map(|bytes| Line::new(collective, bytes, dtype, (&topology, &plan_config), &tuners));
+    let root = options.machine.root;
+    if root >= topology.size() {
+        bail!("--root {root} is no rank: there are {}", topology.size());
+    }
+    let line = |bytes| Line::new((collective, root), bytes, dtype, (&topology, &plan_config), &tuners);
+    let all = sizes(bytes).map(line);
     let lines = if options.changes { changing(all)? } else { all.collect::<Result<_>>()? };
     if options.json {
         let value = json!({
@@ -318,6 +334,19 @@ impl Machine {
         Ok(Asked { topology, plan_config, source })
     }
 
+    /// Hosts with as many ranks as `--per-host` says.
+    fn uneven(&self, link: Link) -> Result<Topology> {
+        let total: u64 = self.per_host.iter().map(|ranks| u64::from(*ranks)).sum();
+        if total > u64::from(MAX_RANKS) {
+            bail!("--per-host has {total} ranks; a communicator has {} at most", MAX_RANKS);
+        }
+        let of_host = |(host, ranks): (u32, &u32)| {
+            (0..*ranks).map(move |place| RankInfo { host, device: place.to_string() })
+        };
+        let all = (0..).zip(&self.per_host).flat_map(of_host).collect();
+        Ok(Topology::new(all, self.device, link))
+    }
+
     /// The topology, and the file of its constants if one is named.
     fn topology(&self) -> Result<(Topology, Option<String>)> {
         let link = match (self.device, self.link) {
@@ -327,14 +356,18 @@ impl Machine {
             (DeviceKind::Host, _) => Link::HostMemory,
             (DeviceKind::Cuda { .. }, link) => link.unwrap_or(Link::NvLink),
         };
-        if !self.ranks.is_multiple_of(self.hosts) {
+        if self.per_host.is_empty() && !self.ranks.is_multiple_of(self.hosts) {
             bail!(
-                "{} ranks are not spread evenly over {1} hosts: give --ranks a multiple of {1}",
+                "{} ranks are not spread evenly over {1} hosts: give --ranks a multiple of {1}, or the \
+                 ranks of each host as --per-host 3,1",
                 self.ranks,
                 self.hosts
             );
         }
-        let mut topology = Topology::of_hosts(self.ranks, self.ranks / self.hosts, self.device, link);
+        let mut topology = match self.per_host.is_empty() {
+            true => Topology::of_hosts(self.ranks, self.ranks / self.hosts, self.device, link),
+            false => self.uneven(link)?,
+        };
         topology.direct = self.one_process;
         let Some(path) = &self.links else { return Ok((topology, None)) };
         let name = path.display();
@@ -408,7 +441,18 @@ mod tests {
             changes: false,
             full: false,
             json: false,
-            machine: Machine { ranks, hosts, device, link: None, links: None, one_process: false },
+            pid: None,
+            communicator: None,
+            machine: Machine {
+                ranks,
+                hosts,
+                per_host: Vec::new(),
+                root: 0,
+                device,
+                link: None,
+                links: None,
+                one_process: false,
+            },
         }
     }
 

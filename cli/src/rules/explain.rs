@@ -16,7 +16,7 @@ use hawser_tuner::engine::{Engine, Outcome, describe};
 use hawser_tuner::files::RuleFile;
 use hawser_tuner::rule::{Job, Rule};
 
-use crate::explain::{Asked, Machine, call};
+use crate::explain::{Asked, Machine};
 use crate::perf::collective::Test;
 use crate::perf::options::{parse_size, parse_type};
 
@@ -73,7 +73,8 @@ pub fn text(options: &Options) -> Result<String> {
     let name = Some(options.communicator.as_str());
     let tuners = Tuners::of(&tuner, &topology, &plan_config, name)?;
     plan_config.copy_engines = env::settings().dma_enable && tuners.wants_copy_engines();
-    let asked = call(collective, options.bytes, options.datatype, topology.size());
+    let (bytes, root) = (options.bytes, options.machine.root);
+    let asked = Call::of_bytes(collective, bytes, options.datatype, root, topology.size());
     let call = Call { op: options.op, ..asked };
     let dtype = call.dtype;
     let candidates = choose::candidates(&call, &topology, &plan_config)?;

@@ -57,6 +57,15 @@ impl Call {
         Ok(())
     }
 
+    /// A call whose larger buffer has `bytes` bytes, or as many fewer as elements and blocks ask for; it has
+    /// no buffers, and what reduces sums.
+    pub fn of_bytes(collective: Collective, bytes: u64, dtype: DataType, root: u32, ranks: u32) -> Self {
+        let blocks = collective.input_blocks(ranks).max(collective.output_blocks(ranks));
+        let count = bytes / dtype.size() as u64 / u64::from(blocks);
+        let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
+        Self { collective, count, dtype, op, scalar, root, input: 0, output: 0 }
+    }
+
     /// Bytes of one block of `count` elements.
     pub fn block_bytes(&self) -> u64 {
         self.count * self.dtype.size() as u64

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use hawser_base::error::Result;
 use hawser_base::liveness::{End, Identity};
 use hawser_base::log::{self, Subsys};
 use hawser_kernels_abi::Report;
@@ -10,6 +11,7 @@ use hawser_kernels_abi::Report;
 use super::counts::{self, Counted};
 use crate::bootstrap::Question;
 use crate::comm_state::CommState;
+use crate::progress::decision;
 use crate::progress::hang_watch::note_notice;
 use crate::progress::journal::now_ms;
 use crate::progress::members::{self, Member, Registered};
@@ -112,6 +114,10 @@ impl Member for Asked {
             reports: reports.collect(),
         };
         Some(verdict(&evidence))
+    }
+
+    fn decide(&self, asked: &decision::Asked) -> Option<Result<decision::Told>> {
+        Some(self.0.upgrade()?.decide(asked))
     }
 
     fn notify(&self, sentence: &str) {

@@ -3,6 +3,7 @@
 //! The handle that programs have of it, and how it comes up and ends, is in [`crate::comm`].
 
 mod choice;
+mod deciding;
 mod deferred_free;
 mod inter_node;
 mod loaded_program;

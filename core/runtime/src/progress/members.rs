@@ -3,6 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use hawser_base::error::Result;
+
+use super::decision;
 use super::hang_watch;
 use super::report::CommReport;
 use super::verdict::Verdict;
@@ -27,6 +30,10 @@ pub trait Member: Send + Sync {
 
     /// Asks all ranks, and judges. Takes about as long as `limit` if somebody does not answer.
     fn judge(&self, limit: Duration) -> Option<Verdict>;
+
+    /// The decisions that it would take now, or why there are none; None when the communicator has gone.
+    /// Nothing runs for that and nothing changes.
+    fn decide(&self, asked: &decision::Asked) -> Option<Result<decision::Told>>;
 
     /// Tells the other ranks the sentence of a verdict that has been found.
     fn notify(&self, sentence: &str);

@@ -12,12 +12,14 @@
 //! | [`process_state`] | whether a process runs, is stopped or is held by a debugger |
 //! | [`verdict`] | from the reports of all ranks to one sentence that names who is to blame |
 //! | [`table`] | a verdict as text, with a line for every rank |
+//! | [`decision`] | the question how a call would run now, and its answer |
 //! | [`members`] | the communicators of this process that can be asked |
 //! | [`hang_watch`] | the thread that asks by itself when nothing has moved for `HAWSER_HANG_AFTER` |
 //!
 //! A journal is written by whoever calls and by nobody else, costs a few stores per operation, and needs no
 //! thread to be read: also the operations of a process that is stopped can be seen.
 
+pub mod decision;
 pub mod hang_watch;
 pub mod joining;
 pub mod journal;

@@ -12,6 +12,7 @@ use hawser_plugin::tuner::SettingsFile;
 
 use super::same_user::{self, printable};
 use super::{control_socket, wire};
+use crate::progress::decision::{Asked, Told};
 use crate::progress::verdict::Verdict;
 
 /// The longest answer that is read, in bytes.
@@ -114,6 +115,27 @@ pub fn hang(pid: u32) -> Result<Vec<Verdict>> {
         }
     }
     Ok(verdicts)
+}
+
+/// Asks a process how calls would run now, in each of its communicators.
+///
+/// # Errors
+/// As [`list`], or a communicator refuses the question.
+pub fn decide(pid: u32, asked: &Asked, limit: Duration) -> Result<Vec<Told>> {
+    let asked = serde_json::to_string(asked).map_err(|error| Error::internal(error.to_string()))?;
+    let mut all = Vec::new();
+    for fields in ask(pid, &format!("explain {asked}"), &[], limit)? {
+        let fields: Vec<&str> = fields.iter().map(String::as_str).collect();
+        match fields[..] {
+            ["decision", json] => {
+                let read = serde_json::from_str(json);
+                all.push(read.map_err(|error| nonsense(pid, &error.to_string()))?);
+            }
+            ["refused", why] => return Err(Error::invalid_usage(format!("process {pid}: {why}"))),
+            _ => {}
+        }
+    }
+    Ok(all)
 }
 
 /// Has a process propose rules for communicators of which it holds ranks; waits for the outcome of each.

@@ -8,6 +8,7 @@
 //! ```text
 //! list             communicator ID NAME RANK RANKS COLLECTIVES; job NAME
 //! hang             verdict JSON, one for each communicator (see `progress/verdict.rs`)
+//! explain JSON     decision JSON, or refused WHY, one for each communicator (see `progress/decision.rs`)
 //! apply ID,ID..    changed ID NAME COLLECTIVE; unchanged ID NAME WHY; unknown ID NAME WHY
 //!                  (the bytes are the rules)
 //! ```
@@ -31,7 +32,7 @@ use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use super::participant::Participant;
 use super::protocol::Outcome;
 use super::{same_user, wire};
-use crate::progress::{hang_watch, members};
+use crate::progress::{decision, hang_watch, members};
 
 /// The longest question, in bytes: rules, their names, and the line before them.
 const LONGEST: usize = wire::MOST_RULES + (64 << 10);
@@ -173,6 +174,7 @@ impl ControlSocket {
                 client.state = judge();
                 client.until = Instant::now() + hang_watch::LIMIT + PATIENCE;
             }
+            ("explain", asked) => client.answer = decide(asked).into_bytes(),
             (other, _) => {
                 let other = plain(other);
                 let text = format!("refused\tthis version of the library does not know \"{other}\"\nend\n");
@@ -269,6 +271,28 @@ fn judge() -> State {
         }
     }
     State::Waits(open, verdicts)
+}
+
+/// The decisions that all communicators of this process would take now.
+fn decide(asked: &str) -> String {
+    let asked: decision::Asked = match serde_json::from_str(asked) {
+        Ok(asked) => asked,
+        Err(error) => {
+            return format!("refused\tthe question is damaged: {}\nend\n", plain(&error.to_string()));
+        }
+    };
+    let told = members::lowest().into_iter().filter_map(|member| member.decide(&asked));
+    let line = |told: Result<decision::Told>| {
+        let text = told.and_then(|told| {
+            serde_json::to_string(&told)
+                .map_err(|error| Error::internal(format!("decisions as JSON: {error}")))
+        });
+        match text {
+            Ok(text) => format!("decision\t{}\n", plain(&text)),
+            Err(error) => format!("refused\t{}\n", plain(&error.to_string())),
+        }
+    };
+    told.map(line).collect::<String>() + "end\n"
 }
 
 impl Drop for ControlSocket {
