@@ -4,6 +4,7 @@ mod analysis;
 mod clocks;
 mod hang;
 mod merge;
+mod python;
 mod read;
 mod sources;
 mod view;

@@ -324,7 +324,8 @@ pub mod tests {
                 waits: wait.into_iter().collect(),
                 operations,
             };
-            let state = ProcessState { letter: 'S', tracer: 0, main_thread: "in read(2)".into() };
+            let state =
+                ProcessState { letter: 'S', tracer: 0, swapped_kib: 0, main_thread: "in read(2)".into() };
             ProcessReport {
                 machine: [(rank / 8) as u8; 16],
                 host: format!("node{:02}", rank / 8),

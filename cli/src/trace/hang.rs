@@ -14,7 +14,9 @@ use hawser_runtime::progress::reader;
 use hawser_runtime::progress::report::ProcessReport;
 use hawser_runtime::progress::verdict::{Evidence, Verdict, of_meetings, verdict};
 use hawser_runtime::rules_update::client;
+use serde::Serialize;
 
+use super::python::{self, Python};
 use crate::output;
 use crate::progress::Progress;
 
@@ -49,22 +51,48 @@ pub fn run(options: &Hang) -> Result<()> {
     let waiting = Progress::waiting("asking processes");
     let mut verdicts =
         if options.files.is_empty() { of_processes(options)? } else { of_files(&options.files)? };
-    waiting.end();
     if options.open {
         verdicts.retain(|verdict| !verdict.guilty.is_empty());
     }
+    // Files are those of other times, or of the dead.
+    let here = if options.files.is_empty() { reports_here() } else { Vec::new() };
+    let with_python = |verdict| {
+        let python = python::of_guilty(&verdict, &here);
+        Told { verdict, python }
+    };
+    let told: Vec<Told> = verdicts.into_iter().map(with_python).collect();
+    waiting.end();
     if options.json {
-        return output::print_json(&verdicts);
+        return output::print_json(&told);
     }
-    let texts: Vec<String> = verdicts.iter().map(|verdict| verdict.text() + "\n").collect();
+    let texts: Vec<String> = told.iter().map(|told| told.text() + "\n").collect();
     output::print(&texts.concat())
+}
+
+/// A verdict, and what Python does in the processes that it blames.
+#[derive(Serialize)]
+struct Told {
+    #[serde(flatten)]
+    verdict: Verdict,
+    python: Vec<Python>,
+}
+
+impl Told {
+    fn text(&self) -> String {
+        let python: String = self.python.iter().map(Python::text).collect();
+        self.verdict.text() + &python
+    }
+}
+
+/// Reads the journals of this user's processes on this host.
+fn reports_here() -> Vec<ProcessReport> {
+    reader::processes().into_iter().filter_map(|pid| reader::read(pid).ok()).collect()
 }
 
 /// The verdicts on the communicators of processes that live.
 fn of_processes(options: &Hang) -> Result<Vec<Verdict>> {
     let pids = wanted(options)?;
-    let reports: Vec<ProcessReport> =
-        reader::processes().into_iter().filter_map(|pid| reader::read(pid).ok()).collect();
+    let reports = reports_here();
     let of = |pid: u32| reports.iter().find(|report| report.pid == pid);
     let mut open: BTreeSet<u64> = pids.iter().filter_map(|pid| of(*pid)).flat_map(comms).collect();
     let mut verdicts = Vec::new();

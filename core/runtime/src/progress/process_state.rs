@@ -9,6 +9,8 @@ pub struct ProcessState {
     pub letter: char,
     /// The process that traces it; 0 for none.
     pub tracer: u32,
+    /// The KiB of its memory that are swapped out.
+    pub swapped_kib: u64,
     /// What the main thread does: "runs", "in futex(2)"; empty if that cannot be read.
     pub main_thread: String,
 }
@@ -28,7 +30,8 @@ impl ProcessState {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let letter = field("State:")?.chars().next()?;
         let tracer = field("TracerPid:").and_then(|pid| pid.parse().ok()).unwrap_or(0);
-        Some(Self { letter, tracer, main_thread: String::new() })
+        let swapped = field("VmSwap:").and_then(|size| size.split(' ').next()?.parse().ok()).unwrap_or(0);
+        Some(Self { letter, tracer, swapped_kib: swapped, main_thread: String::new() })
     }
 
     /// True if somebody has stopped it by a signal.
@@ -46,11 +49,18 @@ impl ProcessState {
         matches!(self.letter, 'Z' | 'X')
     }
 
+    /// True if so much of its memory is swapped out that it may be what the process waits for.
+    pub fn is_swapped(&self) -> bool {
+        const MUCH_KIB: u64 = 16 << 10;
+        self.swapped_kib >= MUCH_KIB
+    }
+
     /// A few words for a table.
     pub fn text(&self) -> String {
         let word = match self.letter {
             'R' => "running",
             'S' | 'I' => "sleeping",
+            'D' if self.is_swapped() => "waits for a disk, perhaps for swapped memory",
             'D' => "waits for a disk or driver",
             'T' => "stopped",
             't' => "held by a debugger",
@@ -122,6 +132,11 @@ mod tests {
         assert!(held.is_held() && held.text().contains("traced by 77"));
         let stopped = ProcessState::parse("State:\tT (stopped)\nTracerPid:\t0\n").unwrap();
         assert!(stopped.is_stopped() && !stopped.is_held());
+        let swapping = "State:\tD (disk sleep)\nTracerPid:\t0\nVmSwap:\t   90112 kB\n";
+        let swapping = ProcessState::parse(swapping).unwrap();
+        assert!(swapping.is_swapped() && swapping.swapped_kib == 90_112);
+        assert!(swapping.text().contains("swapped memory"));
+        assert!(!ProcessState::parse("State:\tD (disk sleep)\nVmSwap:\t 12 kB\n").unwrap().is_swapped());
         assert_eq!(ProcessState::parse("nonsense"), None);
     }
 

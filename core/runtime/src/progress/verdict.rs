@@ -220,7 +220,12 @@ impl<'a> Case<'a> {
         let state = states.iter().find(|(rank, _)| *rank == first).map(|(_, state)| state);
         match state {
             Some(state) if state.letter == 'D' => {
-                let text = format!("{} waits for a disk or a driver and does not answer", self.who(first));
+                let swapped = match state.is_swapped() {
+                    true => format!("; {} MiB of its memory are swapped out", state.swapped_kib >> 10),
+                    false => String::new(),
+                };
+                let who = self.who(first);
+                let text = format!("{who} waits for a disk or a driver and does not answer{swapped}");
                 let remedy = "is memory swapped, a file system stuck, or the GPU lost? see dmesg";
                 Some(finding(Cause::Uninterruptible, first, text, remedy))
             }

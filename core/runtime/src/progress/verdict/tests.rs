@@ -44,7 +44,8 @@ fn comm(comm_id: u64, rank: u32, operations: Vec<Operation>, waits_for: Option<(
 }
 
 fn process(rank: u32, comms: Vec<CommReport>) -> ProcessReport {
-    let state = ProcessState { letter: 'S', tracer: 0, main_thread: "in clock_nanosleep(2)".into() };
+    let state =
+        ProcessState { letter: 'S', tracer: 0, swapped_kib: 0, main_thread: "in clock_nanosleep(2)".into() };
     let (machine, host, pid) = ([1; 16], "alpha".into(), 100 + rank);
     ProcessReport {
         machine,
@@ -129,7 +130,12 @@ fn stopped_held_and_silent_processes_are_named() {
     comms.remove(1);
     let mut seen = evidence(each_alone(comms));
     check(&seen, Cause::Silent, &[1], &["rank 1 (host alpha, process 101) does not answer"]);
-    let state = |letter, tracer| ProcessState { letter, tracer, main_thread: String::new() };
+    let state = |letter, tracer| ProcessState {
+        letter,
+        tracer,
+        swapped_kib: if letter == 'D' { 40 << 10 } else { 0 },
+        main_thread: String::new(),
+    };
     for (letter, cause) in
         [('T', Cause::Stopped), ('t', Cause::Debugger), ('D', Cause::Uninterruptible), ('Z', Cause::Gone)]
     {
