@@ -122,6 +122,75 @@ fn the_state_of_a_job() {
     assert!(answer.contains("Job summary") && answer.ends_with("Warnings\n========\n\n"), "{answer}");
 }
 
+/// Sends a line and waits for the line that answers it, as NVIDIA's client does.
+fn say(stream: &mut BufReader<TcpStream>, line: &str) -> String {
+    stream.get_mut().write_all(line.as_bytes()).expect("a question");
+    let mut answer = String::new();
+    stream.read_line(&mut answer).expect("an answer");
+    answer
+}
+
+/// The state of a rank, as Ray's reader makes one word of it.
+fn in_rays_words(status: &Value) -> &'static str {
+    let flag = |name: &str| status[name].as_bool().unwrap_or_else(|| panic!("no {name} in {status}"));
+    match (flag("abort_flag"), flag("finalize_called") || flag("destroy_flag"), status["init_state"].as_i64())
+    {
+        (true, ..) => "ABORT",
+        (false, true, _) => "FINALIZE",
+        (false, false, Some(0)) => "RUNNING",
+        _ => "INIT",
+    }
+}
+
+#[test]
+fn nvidias_client_and_rays_reader_find_all_that_they_look_for() {
+    if !on_host() {
+        return;
+    }
+    let address = free_address();
+    let steps = ["call=all_gather/100 all_reduce sleep", "call=all_gather/100 sleep"];
+    let _job = job(&address, 1, &steps);
+    wait_until(&address, "rank 1 behind", |state| {
+        let ranks = world(state)["ranks"].as_array().cloned().unwrap_or_default();
+        ranks.iter().map(all_reduces).eq([1, 0])
+    });
+    // `ncclras -f json -t 8`: each line waits for its answer.
+    let mut client = BufReader::new(connect(&address));
+    assert_eq!(say(&mut client, "CLIENT PROTOCOL 2\n"), "SERVER PROTOCOL 2\n");
+    assert_eq!(say(&mut client, "TIMEOUT 8\n"), "OK\n");
+    assert_eq!(say(&mut client, "SET FORMAT json\n"), "OK\n");
+    client.get_mut().write_all(b"STATUS\n").expect("a question");
+    let mut json = String::new();
+    client.read_to_string(&mut json).expect("the state, and the end of the connection");
+    let state: Value = serde_json::from_str(&json).expect("JSON");
+    assert!(state["timestamp"].is_string() && state["nccl_version"].is_string(), "{json}");
+    assert_eq!(state["communicators_count"], 1);
+    let comm = world(&state);
+    // Ray keeps communicators by hash, compares counts by the names of operations, and takes a mismatch for a
+    // hang where all ranks run.
+    assert!(
+        comm["hash"].as_str().is_some_and(|hash| hash.starts_with("0x"))
+            && comm["secondary_hash"].is_string()
+    );
+    let ranks = comm["ranks"].as_array().expect("ranks");
+    let counts = |name: &str| -> Vec<u64> {
+        let of = |rank: &Value| rank["collective_counts"][name].as_u64().expect("a count");
+        ranks.iter().map(of).collect()
+    };
+    assert_eq!((counts("AllGather"), counts("AllReduce")), (vec![1, 1], vec![1, 0]));
+    for name in ["Broadcast", "Reduce", "ReduceScatter", "AlltoAll", "Gather", "Scatter"] {
+        assert_eq!(counts(name), [0, 0], "{name}");
+    }
+    assert!(ranks.iter().all(|rank| in_rays_words(&rank["status"]) == "RUNNING"), "{json}");
+    assert!(ranks.iter().all(|rank| rank["host"].is_string() && rank["cuda_dev"].is_i64()), "{json}");
+    // `ncclras -m` and `ncclras -mlifecycle,trace`: acknowledged, then quiet.
+    for events in ["MONITOR\n", "MONITOR lifecycle,trace\n", "MONITOR all\n"] {
+        let mut monitor = BufReader::new(connect(&address));
+        assert_eq!(say(&mut monitor, "CLIENT PROTOCOL 2\n"), "SERVER PROTOCOL 2\n");
+        assert_eq!(say(&mut monitor, events), "OK\n", "{events}");
+    }
+}
+
 #[test]
 fn a_rank_that_is_late_and_one_that_is_stopped() {
     if !on_host() {

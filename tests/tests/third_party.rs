@@ -7,6 +7,7 @@
 //! test's.
 
 use std::path::PathBuf;
+use std::process::Command;
 
 use hawser_runtime::unique_id;
 use hawser_tests::process::{Ended, Process};
@@ -279,4 +280,38 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
+}
+
+/// NVIDIA's client of RAS reads a job, in both forms.
+#[test]
+fn ncclras_reads_a_job() {
+    let Some(client) = plugin("HAWSER_TEST_NCCLRAS") else { return };
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("its address").port().to_string();
+    drop(listener);
+    let address = format!("127.0.0.1:{port}");
+    let settings = [("NCCL_RAS_ADDR", &*address)];
+    let mut job = Process::hosts(
+        env!("CARGO_BIN_EXE_hawser-test-rank"),
+        "aab",
+        &["all_reduce", "mark", "sleep"],
+        &settings,
+    );
+    (0..3).for_each(|_| job.wait_for("mark"));
+    let ask = |more: &[&str]| {
+        let asked =
+            Command::new(&client).args(["-h", "127.0.0.1", "-p", &port, "-t", "5"]).args(more).output();
+        let asked = asked.expect("the client runs");
+        let said = String::from_utf8_lossy(&asked.stdout).into_owned();
+        assert!(asked.status.success(), "{said}{}", String::from_utf8_lossy(&asked.stderr));
+        said
+    };
+    let text = ask(&["-v"]);
+    assert!(text.contains("Job summary") && text.contains("RUNNING      OK"), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&ask(&["-f", "json"])).expect("JSON");
+    let ranks = json["communicators"][0]["ranks"].as_array().expect("ranks");
+    assert!(
+        ranks.len() == 3 && ranks.iter().all(|rank| rank["collective_counts"]["AllReduce"] == 1),
+        "{json}"
+    );
 }
