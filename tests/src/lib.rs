@@ -19,6 +19,7 @@ pub mod programs;
 pub mod puts;
 pub mod scenarios;
 pub mod skip;
+pub mod soak;
 pub mod stops;
 pub mod vectors;
 pub mod world;

@@ -30,7 +30,7 @@
 //! `call=COLLECTIVE/COUNT/TYPE/REDUCTION/ROOT`, `big-send=PEER`, `big-recv=PEER`,
 //! `queued=COUNT`, `child=first|second|late`,
 //! `unmapped[=message]` (a buffer where no memory is), `two[=unmapped]` (two calls in a group),
-//! `paced=MS` (all-reduces with pauses),
+//! `paced=MS` (all-reduces with pauses), `soak=SEED/LIMIT/TIME` (random sleeps, see `soak.rs`),
 //! `spin` and `read` (for hangs, see `hangs.rs`),
 //! `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes
 //! `error KIND: TEXT` and ends the process with 3; with `?` before its name the next step follows.
@@ -50,7 +50,7 @@ use hawser_runtime::rules_update::Switch;
 use hawser_runtime::{Comm, Config, Error, Result, unique_id};
 use hawser_tests::oracle::Case;
 use hawser_tests::process::id_from_hex;
-use hawser_tests::{deaths, floods, hangs, leaks, misuse, mixed, puts, vectors, world};
+use hawser_tests::{deaths, floods, hangs, leaks, misuse, mixed, puts, soak, vectors, world};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -220,6 +220,7 @@ fn live(comm: &Comm, step: &str) -> Result<()> {
             abort_on_stdin(comm.clone());
             Ok(())
         }
+        soaks if soaks.starts_with("soak=") => soak::step(comm, &soaks["soak=".len()..]),
         "suspend" => comm.suspend(),
         "resume" => comm.resume(),
         "finalize" => comm.finalize(),
