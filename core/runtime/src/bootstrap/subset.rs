@@ -24,6 +24,10 @@ const TELL: Duration = Duration::from_secs(1);
 /// same time as the centre could tell nobody.
 const LOOK: Duration = Duration::from_millis(500);
 
+/// The number of threads that answer at once, and of ranks that are not worth another thread.
+const SIDE_BY_SIDE: usize = 8;
+const FEW: usize = 8;
+
 /// Bytes of the number of a part.
 const NONCE: usize = 16;
 
@@ -117,14 +121,14 @@ impl Bootstrap {
         parts[call.place(self.rank)] = own.to_vec();
         let outcome = self.collect_from_others(call, &mut parts).and_then(|()| {
             let all = [&[ALL][..], &encode_parts(&parts)?].concat();
-            call.members.iter().try_for_each(|member| self.answer(*member, call, &all))
+            self.answer_all(call, &all)
         });
         if let Err(error) = outcome {
             let wait = &Wait::new(AbortFlag::new(), Some(TELL));
             let failed = failure(&parts, &error)?;
             // Whoever cannot be told either has gone or meets its deadline.
             let call = Call { skips_absent: true, wait, ..*call };
-            let _ = call.members.iter().try_for_each(|member| self.answer(*member, &call, &failed));
+            let _ = self.answer_all(&call, &failed);
             return Err(error);
         }
         Ok(parts)
@@ -182,6 +186,33 @@ impl Bootstrap {
             }
         }
         Ok(())
+    }
+
+    /// Sends an answer to all members. Most of the time goes by until they have taken the connection, so
+    /// several are made at once.
+    fn answer_all(&self, call: &Call<'_>, bytes: &[u8]) -> Result<()> {
+        let answer =
+            |members: &[u32]| members.iter().try_for_each(|member| self.answer(*member, call, bytes));
+        let each = call.members.len().div_ceil(SIDE_BY_SIDE).max(FEW);
+        let (first, rest) = call.members.split_at(each.min(call.members.len()));
+        std::thread::scope(|scope| {
+            let start = |members| {
+                let thread = std::thread::Builder::new().name("hawser-leader".into());
+                // Where there is no thread, this one does it.
+                (members, thread.spawn_scoped(scope, move || answer(members)).ok())
+            };
+            let threads: Vec<_> = rest.chunks(each).map(start).collect();
+            let outcomes = threads.into_iter().map(|(members, thread)| match thread {
+                Some(thread) => thread.join().unwrap_or_else(|_| {
+                    Err(Error::internal("a thread that answers the ranks of a subset panicked"))
+                }),
+                None => answer(members),
+            });
+            let own = answer(first);
+            // All of them are told, whatever became of one.
+            let outcomes: Vec<Result<()>> = outcomes.collect();
+            outcomes.into_iter().fold(own, Result::and)
+        })
     }
 
     /// Sends an answer to a member; not to this rank, nor to one that has gone where that is no error.

@@ -142,8 +142,13 @@ fn compare_shared(
     programs: &Programs,
     step: &dyn Fn(&str) -> Wait,
 ) -> Result<()> {
-    let own = record::encode(&(tuners.shared(), programs.shared()));
+    let own = (tuners.shared(), programs.shared());
+    let (is_fine, own) = (own.0.is_ok() && own.1.is_ok(), record::encode(&own));
     let records = bootstrap.all_gather(&own, &step("tuners"))?;
+    // Each of many ranks would read the same from each of them.
+    if is_fine && records.iter().all(|record| *record == own) {
+        return Ok(());
+    }
     let (of_tuners, of_programs): (Vec<SharedRecord>, Vec<SharedRecord>) =
         record::decode_all::<(SharedRecord, SharedRecord)>(&records, "record of its tuners and programs")?
             .into_iter()

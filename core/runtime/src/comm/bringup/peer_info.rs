@@ -159,13 +159,13 @@ pub fn agree(peer_infos: &[PeerInfo], multi_rank_gpu: bool) -> Result<Agreement>
 
 /// Bytes that each rank may take: what the poorest has, where ranks share a pool its part.
 pub fn room(peer_infos: &[PeerInfo]) -> u64 {
-    let sharing = |peer_info: &PeerInfo| {
-        peer_infos
-            .iter()
-            .filter(|other| (other.process, other.pool) == (peer_info.process, peer_info.pool))
-            .count() as u64
-    };
-    peer_infos.iter().map(|peer_info| peer_info.room / sharing(peer_info)).min().unwrap_or(u64::MAX)
+    let pool = |peer_info: &PeerInfo| (peer_info.process, peer_info.pool);
+    let mut sharing: FxHashMap<(u64, u64), u64> = FxHashMap::default();
+    for peer_info in peer_infos {
+        *sharing.entry(pool(peer_info)).or_default() += 1;
+    }
+    let part = |peer_info: &PeerInfo| peer_info.room / sharing[&pool(peer_info)];
+    peer_infos.iter().map(part).min().unwrap_or(u64::MAX)
 }
 
 /// CTAs of every rank that run at once on the weakest device, beside those of other ranks on the same GPU:
