@@ -130,7 +130,7 @@ struct Flag {
     /// Counts as well, until the two are parted.
     parent: Option<AbortFlag>,
     parted: AtomicBool,
-    /// Reasons why waits on the parent are in vain do not count.
+    /// The parent's own reason why waits are in vain does not count; that of its parent does.
     is_hopeful: bool,
     /// Why waits on the flag are in vain, and since when.
     doom: OnceLock<(Instant, Error)>,
@@ -150,8 +150,8 @@ impl AbortFlag {
         Self(Arc::new(Flag { parent: Some(self.clone()), ..Flag::default() }))
     }
 
-    /// A flag that counts as raised while `self` is. Waits on it go on where those on `self` are in vain: for
-    /// what needs nobody who has died.
+    /// A flag that counts as raised while `self` is. Waits on it go on where those on `self` are in vain, for
+    /// what needs nobody who has died; they end where those on the parent of `self` do.
     pub fn hopeful_child(&self) -> Self {
         Self(Arc::new(Flag { parent: Some(self.clone()), is_hopeful: true, ..Flag::default() }))
     }
@@ -179,9 +179,16 @@ impl AbortFlag {
         {
             return Some(why);
         }
-        let counts = !self.0.is_hopeful && !self.0.parted.load(Ordering::Acquire);
-        let parent = self.0.parent.as_ref().filter(|_| counts);
-        parent.and_then(|parent| parent.end_in_vain(began))
+        let parent = self.unparted_parent()?;
+        match self.0.is_hopeful {
+            true => parent.unparted_parent()?.end_in_vain(began),
+            false => parent.end_in_vain(began),
+        }
+    }
+
+    /// The parent, where it counts.
+    fn unparted_parent(&self) -> Option<&AbortFlag> {
+        self.0.parent.as_ref().filter(|_| !self.0.parted.load(Ordering::Acquire))
     }
 
     /// True if somebody raised the flag.
@@ -345,6 +352,8 @@ mod tests {
         assert_eq!((error.kind, error.text.as_str()), (ErrorKind::Remote, "rank 2 waits: rank 5 has died"));
         assert!(!flag.is_raised());
         Wait::new(flag.hopeful_child(), None).check(|| "rank 2 waits").unwrap();
+        let grandchild = Wait::new(flag.child().hopeful_child(), None);
+        assert!(grandchild.until(|| None::<()>, || "rank 2 waits").is_err());
         let parted = flag.child();
         parted.part();
         Wait::new(parted, None).check(|| "rank 2 waits").unwrap();

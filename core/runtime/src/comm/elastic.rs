@@ -286,7 +286,8 @@ pub(super) struct Growth {
 
 impl Growth {
     fn of(job: &Derive) -> Self {
-        // The death of a new rank ends its communicator's waits, not those for the old ranks.
+        // The death of a new rank ends its communicator's waits, not those for the old ranks, which end when
+        // one of those dies: some may have the outcome already, and answer no more.
         Self { parent: job.state.bootstrap.clone(), abort: job.abort.hopeful_child() }
     }
 
