@@ -7,6 +7,7 @@
 //! hawser explain all_reduce --ranks 8                  # which algorithm runs at which size, and why
 //! ```
 
+mod adapt;
 mod doctor;
 mod exec;
 mod explain;
@@ -109,6 +110,8 @@ Exit codes: 0 if no file has an error (with --strict: nor a warning), 1 if one h
   hawser tune all_reduce -b 1K -e 64M -o rules.toml
   hawser tune all_reduce --check rules.toml")]
     Tune(tune::Options),
+    /// Watch adaptive mode at work: a slow floor, what is learned, stress, recovery
+    Adapt(adapt::Options),
     /// Say why nothing moves: which rank keeps the others waiting, and in what; join traces
     #[command(after_help = "Examples:
   hawser trace hang
@@ -162,6 +165,7 @@ fn run(command: Command) -> Result<bool> {
         Command::Rules(options) => rules::run(&options),
         Command::Measure(options) => measure::run(&options).map(|()| true),
         Command::Tune(options) => tune::run(&options).map(|()| true),
+        Command::Adapt(options) => adapt::run(&options),
         Command::Trace(options) => trace::run(&options).map(|()| true),
         Command::Top(options) => top::run(&options).map(|()| true),
         Command::Doctor(options) => doctor::run(&options),

@@ -10,6 +10,7 @@ use hawser_runtime::comm::LastDecision;
 use hawser_runtime::rules_update::{self, Switch};
 use hawser_runtime::{Comm, Config, group};
 use hawser_tests::deadline::Deadline;
+use hawser_tests::skip::skipped;
 use hawser_tests::world::{self, Issued, in_threads, issue, on_host, on_hosts, plain, rank_0_says};
 
 /// Elements of the all-reduces.
@@ -110,6 +111,34 @@ fn trials_are_the_same_operations_on_all_ranks() {
     assert!(windows.iter().all(|window| window[3] == window[0] + 3), "{first:?}");
     let rounds: Vec<u64> = windows.iter().map(|window| window[0] / 80).collect();
     assert!(first.len() >= 12 && rounds.is_sorted_by(|a, b| a < b), "{first:?}");
+}
+
+/// The demo's stress truly acts on the job, on one host: it changes what runs, and what was learned comes
+/// back when it is over.
+#[test]
+fn the_demos_stress_changes_the_decision() {
+    let test = std::env::current_exe().expect("the path of this test");
+    let tool = test.parent().and_then(std::path::Path::parent).expect("target/PROFILE/deps").join("hawser");
+    if !tool.exists() {
+        return skipped("target/PROFILE/hawser is not built: cargo build -p hawser-cli");
+    }
+    let page = std::env::temp_dir().join(format!("hawser-adapt-{}.html", std::process::id()));
+    let mut command = std::process::Command::new(tool);
+    command.args(["adapt", "demo", "--seconds", "3", "--json", "-o"]).arg(&page);
+    let output = command.env("HAWSER_DEVICE", "host").output().unwrap();
+    let [said, errors] =
+        [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+    assert!(output.status.success(), "{said}{errors}");
+    let said: serde_json::Value = serde_json::from_str(&said).unwrap();
+    let changes = said["changes"].as_array().unwrap();
+    let is_there = |phase: &str, kind: &str| {
+        changes.iter().any(|change| change["phase"] == phase && change["kind"] == kind)
+    };
+    assert!(is_there("learn", "learned") && is_there("stress", "floor"), "{said}");
+    assert!(is_there("recover", "learned") || is_there("stress", "learned"), "{said}");
+    let html = std::fs::read_to_string(&page).unwrap();
+    assert!(html.contains("role=\"img\"") && html.contains("<caption>"), "{html}");
+    std::fs::remove_file(page).unwrap();
 }
 
 /// What a net says of a lost rail reaches rank 0 from any rank: the floor counts, without trials, for all.
