@@ -143,8 +143,8 @@ pub(super) struct Shared {
     arrived: Condvar,
     /// Told of messages with a tag, and of connections that end.
     hook: OnceLock<Hook>,
-    /// Takes the messages with a tag instead of the inbox.
-    server: OnceLock<(u64, Handler)>,
+    /// Those who take the messages with their tags instead of the inbox.
+    servers: Mutex<Vec<(u64, Arc<Handler>)>>,
     /// No other rank sends descriptors any more.
     takes_no_descriptors: AtomicBool,
 }
@@ -208,20 +208,19 @@ impl Shared {
 
     /// Hands messages with `tag` to `server`, with their sender, instead of putting them into the inbox. It
     /// is called in the service thread, so while it works nothing else is received, and senders wait. The
-    /// first one counts.
+    /// first one of a tag counts.
     pub fn serve(&self, tag: u64, server: Handler) {
-        let _ = self.server.set((tag, server));
+        let mut servers = lock(&self.servers);
+        if servers.iter().all(|(taken, _)| *taken != tag) {
+            servers.push((tag, Arc::new(server)));
+        }
     }
 
     /// Returns true if a message was for the server of its tag.
     fn is_served(&self, from: u32, tag: u64, message: &[u8]) -> bool {
-        match self.server.get() {
-            Some((wanted, server)) if tag == *wanted => {
-                server(from, message);
-                true
-            }
-            _ => false,
-        }
+        let server =
+            lock(&self.servers).iter().find(|(taken, _)| *taken == tag).map(|(_, server)| server.clone());
+        server.inspect(|server| server(from, message)).is_some()
     }
 
     /// `tag`: of what has come; None when a connection ended.

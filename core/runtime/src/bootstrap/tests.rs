@@ -280,6 +280,26 @@ fn an_abort_from_another_thread_ends_every_wait() {
 }
 
 #[test]
+fn every_tag_has_a_server_of_its_own() {
+    let id = UniqueId::create(&settings()).unwrap();
+    in_threads(2, |rank| {
+        let boot = Bootstrap::join(&[id], rank, 2, &settings(), &patient()).unwrap();
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        for tag in [7, 8, 8] {
+            let heard = heard.clone();
+            boot.serve(tag, move |from, bytes| heard.lock().unwrap().push((tag, from, bytes.to_vec())));
+        }
+        boot.barrier(&patient()).unwrap();
+        let peer = 1 - rank;
+        (7..10).for_each(|tag| boot.send(peer, tag, b"rope", &patient()).unwrap());
+        assert_eq!(boot.recv(peer, 9, &patient()).unwrap(), b"rope", "nobody serves this one");
+        let all = [7, 8].map(|tag| (tag, peer, b"rope".to_vec()));
+        assert_eq!(*heard.lock().unwrap(), all, "in order, and the first of a tag alone");
+        boot.barrier(&patient()).unwrap();
+    });
+}
+
+#[test]
 fn an_id_serves_one_communicator() {
     let id = UniqueId::create(&settings()).unwrap();
     in_threads(2, |rank| Bootstrap::join(&[id], rank, 2, &settings(), &patient()).unwrap());
