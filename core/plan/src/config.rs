@@ -38,6 +38,9 @@ pub struct PlanConfig {
     pub message_bytes: u64,
     /// Bytes in front of each Simple slot, for what the network says about it (`HAWSER_CHECKSUM`).
     pub slot_lead: u32,
+    /// Whether parts of heaps are made when operations first need them, where that is possible
+    /// ([`crate::layout::HeapLayout::is_late`]).
+    pub late_parts: bool,
 }
 
 /// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message.
@@ -63,6 +66,7 @@ impl Default for PlanConfig {
             reducing_ctas: 2,
             message_bytes: u64::MAX,
             slot_lead: 0,
+            late_parts: false,
         }
     }
 }
@@ -156,6 +160,7 @@ impl PlanConfig {
         digest.add(u64::from(self.reducing_ctas));
         digest.add(self.message_bytes);
         digest.add(u64::from(self.slot_lead));
+        digest.add(u64::from(self.late_parts));
         digest.value()
     }
 }
@@ -334,6 +339,7 @@ mod tests {
             PlanConfig { fuse: false, ..base.clone() },
             PlanConfig { reducing_ctas: 1, ..base.clone() },
             PlanConfig { slot_lead: 128, ..base.clone() },
+            PlanConfig { late_parts: true, ..base.clone() },
             PlanConfig { algorithms: PlanConfig::parse_algo("ring").unwrap(), ..base.clone() },
             PlanConfig { routes: PlanConfig::parse_proto("ll").unwrap(), ..base.clone() },
         ];

@@ -13,6 +13,27 @@ use hawser_kernels_abi::DevComm;
 /// Bytes of the counter page of an entry: tails at 0, credits at 256, one counter per 64 bytes.
 const COUNTERS: u64 = 512;
 
+/// A part of a rank's heap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Part {
+    /// FIFOs of the interpreter, with their counters.
+    Fifos,
+    /// Slots of fused kernels with LL.
+    Words,
+    /// Slots of fused kernels with LL128.
+    Lines,
+    /// Slots of fused kernels with Simple, and the flags and lines by which those with zero copy meet.
+    Tiles,
+    /// Staging of copy engines.
+    Staging,
+}
+
+impl Part {
+    /// All parts, in the order in which they lie in a heap. The position of each is its number.
+    pub const ALL: [Part; 5] = [Part::Fifos, Part::Words, Part::Lines, Part::Tiles, Part::Staging];
+}
+
 /// The layout of every heap of a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeapLayout {
@@ -40,6 +61,8 @@ pub struct HeapLayout {
     pub area: Option<Area>,
     /// Staging for copy engines behind that, if ranks have any.
     pub staging: Option<Staging>,
+    /// Whether most parts are made when an operation first needs them ([`HeapLayout::is_late`]).
+    pub has_late_parts: bool,
 }
 
 impl HeapLayout {
@@ -69,6 +92,7 @@ impl HeapLayout {
             entry_bytes,
             area: None,
             staging: None,
+            has_late_parts: false,
         }
     }
 
@@ -79,6 +103,8 @@ impl HeapLayout {
         if copy_engine::has_staging(topology, config) {
             layout = layout.with_staging(config);
         }
+        // Without areas nearly all operations need the FIFOs.
+        layout.has_late_parts = config.late_parts && layout.area.is_some();
         layout
     }
 
@@ -87,23 +113,43 @@ impl HeapLayout {
         Self { staging: Some(Staging::new(self.local, config)), ..self }
     }
 
-    /// Bytes of a heap: none where no two ranks share a host.
+    /// Bytes of a heap: none where no two ranks share a host. Late parts are not in it.
     pub fn heap_bytes(&self) -> u64 {
         if self.local < 2 {
             return 0;
         }
-        self.staging_at() + self.staging.map_or(0, |staging| staging.bytes())
+        self.offset(Part::Staging) + self.staging.map_or(0, |staging| staging.bytes())
     }
 
-    /// Offset of the staging for copy engines.
-    pub fn staging_at(&self) -> u64 {
-        let end = self.area_at() + self.area.map_or(0, |area| area.bytes);
-        if self.staging.is_some() { end.next_multiple_of(64 << 10) } else { end }
+    /// Whether a part is memory of its own, made when an operation first needs it. LL's words are not: the
+    /// smallest part, and that of the operations that come first.
+    pub fn is_late(&self, part: Part) -> bool {
+        self.has_late_parts && matches!(part, Part::Fifos | Part::Lines | Part::Tiles)
     }
 
-    /// Offset of the area for exchanges.
-    pub fn area_at(&self) -> u64 {
-        self.entry_bytes * u64::from(self.lanes - self.message_lanes / 2) * u64::from(self.local)
+    /// Bytes of a part.
+    pub fn part_bytes(&self, part: Part) -> u64 {
+        let area = |bytes: fn(&Area) -> u64| self.area.as_ref().map_or(0, bytes);
+        match part {
+            Part::Fifos => {
+                self.entry_bytes * u64::from(self.lanes - self.message_lanes / 2) * u64::from(self.local)
+            }
+            Part::Words => area(|area| area.slots[1]),
+            Part::Lines => area(|area| area.slots[2] - area.slots[1]),
+            Part::Tiles => area(|area| area.bytes - area.slots[2]),
+            Part::Staging => self.staging.map_or(0, |staging| staging.bytes()),
+        }
+    }
+
+    /// Offset of a part in the heap; 0 for a late one.
+    pub fn offset(&self, part: Part) -> u64 {
+        if self.is_late(part) {
+            return 0;
+        }
+        let before = Part::ALL.iter().take(part as usize).filter(|before| !self.is_late(**before));
+        let end = before.map(|before| self.part_bytes(*before)).sum::<u64>();
+        let is_aligned = part == Part::Staging && self.staging.is_some();
+        if is_aligned { end.next_multiple_of(64 << 10) } else { end }
     }
 
     /// Offset of the FIFO memory of (`lane`, place `peer`).
@@ -164,13 +210,30 @@ mod tests {
         assert_eq!(HeapLayout::new(9, 1, &PlanConfig::default()).heap_bytes(), 0);
         let with_area =
             HeapLayout { area: Some(Area::new(8)), ..HeapLayout::new(8, 8, &PlanConfig::default()) };
-        assert_eq!(with_area.area_at() % 512, 0);
-        assert_eq!(with_area.heap_bytes(), with_area.area_at() + with_area.area.unwrap().bytes);
+        assert_eq!(with_area.offset(Part::Words) % 512, 0);
+        assert_eq!(with_area.heap_bytes(), with_area.offset(Part::Words) + with_area.area.unwrap().bytes);
         for p in 0..3 {
             assert_eq!(layout.fifo_offset[p] % 512, 0);
             let end = layout.fifo_offset[p] + layout.slot_stride[p] * layout.depth;
             let next = if p == 2 { layout.entry_bytes as u32 - 512 } else { layout.fifo_offset[p + 1] };
             assert!(end <= next);
         }
+    }
+
+    #[test]
+    fn late_parts_are_not_in_the_heap() {
+        let config = PlanConfig::default();
+        let whole = HeapLayout { area: Some(Area::new(4)), ..HeapLayout::new(4, 4, &config) };
+        let late = HeapLayout { has_late_parts: true, ..whole };
+        let bytes = |layout: &HeapLayout| Part::ALL.map(|part| layout.part_bytes(part)).iter().sum::<u64>();
+        assert_eq!((bytes(&whole), whole.heap_bytes()), (bytes(&late), bytes(&whole)));
+        assert_eq!((late.offset(Part::Words), late.heap_bytes()), (0, late.part_bytes(Part::Words)));
+        for (number, part) in Part::ALL.into_iter().enumerate() {
+            assert_eq!(part as usize, number);
+            assert!(late.is_late(part) || late.offset(part) + late.part_bytes(part) <= late.heap_bytes());
+        }
+        // Staging is what a user asks for: it is there from the first.
+        let staged = late.with_staging(&config);
+        assert!(!staged.is_late(Part::Staging) && staged.offset(Part::Staging).is_multiple_of(64 << 10));
     }
 }

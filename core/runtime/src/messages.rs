@@ -130,6 +130,7 @@ impl CommState {
         };
         let places = numbered.iter().map(place).collect();
         self.fill(&mut plan.args, false);
+        self.reach_fifos()?;
         if let Some(kernels) = self.device.kernels() {
             kernels.prepare(plan.kernel)?;
         }

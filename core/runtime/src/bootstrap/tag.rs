@@ -35,6 +35,10 @@ pub enum Tag {
     Present = 14,
     /// The messages by which the ranks that have grown tell each other the outcome (`bootstrap/grow.rs`).
     Grown = 15,
+    /// A rank needs a part of the heap of another one (`transport/parts.rs`).
+    PartWanted = 16,
+    /// The name of a part, and its descriptor; one for each part.
+    PartNamed = 17,
 }
 
 /// Bits below the kind, for a lane.

@@ -84,6 +84,71 @@ fn streams_of_a_group_meet_before_and_after_it() {
     });
 }
 
+#[test]
+fn parts_of_heaps_come_when_an_operation_needs_them() {
+    let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
+    with_fake_driver(module_path!(), "parts_of_heaps_come_when_an_operation_needs_them", &env, || {
+        if hawser_kernels::FATBINS.is_empty() {
+            return;
+        }
+        let devices = [0, 1].map(|ordinal| hawser_device::cuda::open(ordinal).unwrap());
+        let comms = Comm::init_all(&[0, 1]).unwrap();
+        let buffers = devices.each_ref().map(|device| device.alloc_as_user(8 << 20).unwrap());
+        let streams = devices.each_ref().map(|device| device.stream().unwrap());
+        let memory = || [0, 1].map(|rank: usize| comms[rank].memory_bytes() >> 20);
+        let reduce = |rank: usize, count: u64| {
+            let call = Call { count, output: buffers[rank].addr, ..all_reduce(buffers[rank].addr) };
+            comms[rank].collective(call, streams[rank].stream).unwrap();
+        };
+        let first = memory();
+        assert!(first[0] < 8, "{first:?} MiB");
+        [0, 1].into_iter().for_each(|rank| reduce(rank, 100));
+        assert_eq!(memory(), first, "words are there from the first");
+
+        // Rank 0 alone calls: the others serve it without a call of theirs.
+        reduce(0, 2 << 20);
+        let larger = memory();
+        assert!(larger.iter().all(|mib| *mib > first[0] + 8), "{first:?} MiB, then {larger:?}");
+        reduce(1, 2 << 20);
+        assert_eq!(memory(), larger, "a part is made once");
+
+        // FIFOs come with the first message, whose peer has not called either.
+        comms[1].send(buffers[1].addr, 1 << 20, 0, streams[1].stream).unwrap();
+        let all = memory();
+        assert!(all.iter().all(|mib| *mib > larger[0] + 8), "{larger:?} MiB, then {all:?}");
+        comms[0].recv(buffers[0].addr, 1 << 20, 1, streams[0].stream).unwrap();
+
+        // What is given back and taken again is all of it.
+        let both = |act: fn(&Comm)| {
+            std::thread::scope(|scope| comms.iter().for_each(|comm| drop(scope.spawn(move || act(comm)))));
+        };
+        both(|comm| comm.suspend().unwrap());
+        both(|comm| comm.resume().unwrap());
+        assert_eq!(memory(), all);
+        [0, 1].into_iter().for_each(|rank| reduce(rank, 2 << 20));
+        comms.iter().for_each(|comm| comm.destroy().unwrap());
+    });
+}
+
+#[test]
+fn all_parts_are_there_at_init_where_it_is_asked_for() {
+    let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none"), ("NCCL_RUNTIME_CONNECT", "0")];
+    with_fake_driver(module_path!(), "all_parts_are_there_at_init_where_it_is_asked_for", &env, || {
+        if hawser_kernels::FATBINS.is_empty() {
+            return;
+        }
+        let device = hawser_device::cuda::open(0).unwrap();
+        let comms = Comm::init_all(&[0, 1]).unwrap();
+        let before = comms[0].memory_bytes();
+        let (buffer, stream) = (device.alloc_as_user(8 << 20).unwrap(), device.stream().unwrap());
+        let call = Call { count: 2 << 20, output: buffer.addr, ..all_reduce(buffer.addr) };
+        comms[0].collective(call, stream.stream).unwrap();
+        comms[0].send(buffer.addr, 1 << 20, 1, stream.stream).unwrap();
+        assert_eq!(comms[0].memory_bytes(), before);
+        comms.iter().for_each(|comm| comm.abort().unwrap());
+    });
+}
+
 fn all_reduce(buffer: u64) -> Call {
     Call {
         collective: Collective::AllReduce,

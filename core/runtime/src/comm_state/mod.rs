@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hawser_base::env;
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
@@ -276,9 +277,8 @@ impl CommState {
             (Plan::Fused(mut plan), _) => {
                 // Now, since a kernel that is already spinning can keep the driver from loading another one.
                 self.device.needs_kernels()?.prepare(plan.kernel)?;
-                let areas = self.peer_memory.fused_areas();
-                let areas = areas.ok_or_else(|| Error::internal("a fused kernel without areas"))?;
-                plan.connect(&areas.areas, areas.epochs, self.peer_memory.dev_comm.addr);
+                let parts = self.peer_memory.reach(plan.part(), &self.wait())?;
+                plan.connect(&parts, self.peer_memory.fused_epochs()?, self.peer_memory.dev_comm.addr);
                 Arc::new(Compiled::Fused(Arc::from(plan), chosen))
             }
             (Plan::Steps(_), None) => return Err(Error::internal("steps of no program")),
@@ -434,9 +434,22 @@ impl CommState {
 
     /// Makes sure that the connections which a plan uses exist or are on their way.
     pub fn connect(&self, plan: &LaunchPlan, steps: &[Step]) -> Result<()> {
+        if !plan.kernel.route.is_copied() {
+            self.reach_fifos()?;
+        }
         let Some(net) = &self.net else { return Ok(()) };
         let keys: Vec<ConnectionKey> = self.far_ends(plan, steps).into_iter().map(|(key, _)| key).collect();
         net.want(&keys)
+    }
+
+    /// Makes sure that the FIFOs between the ranks of this host are there.
+    pub fn reach_fifos(&self) -> Result<()> {
+        self.peer_memory.reach_fifos(&*self.device, &self.wait())
+    }
+
+    /// A wait for what another rank's bootstrap does, from now on.
+    fn wait(&self) -> Wait {
+        Wait::new(self.abort.clone(), env::settings().op_timeout)
     }
 
     /// Tells the net which slots belong to which event.

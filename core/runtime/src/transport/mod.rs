@@ -7,21 +7,23 @@
 
 pub mod control;
 pub mod net;
+pub mod parts;
 pub mod suspend;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
-use hawser_base::wait::Wait;
+use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::{Device, HeapKind, Memory};
 use hawser_kernels_abi::{COUNTER_BYTES, Conn, DevComm, Entry, MAX_BLOCKS};
 use hawser_plan::executor::copy_engine::Bases;
-use hawser_plan::layout::HeapLayout;
+use hawser_plan::layout::{HeapLayout, Part};
 
 use crate::bootstrap::{Bootstrap, Tag};
 use control::Control;
+use parts::LateParts;
 
 /// Bytes of what the channels of a launch tell each other (`HawserDeps`); the counter of blocks that are over
 /// follows.
@@ -37,28 +39,28 @@ pub struct PeerMemory {
     kind: HeapKind,
     /// The heaps of the other ranks of the host.
     mapped: Vec<(Near, Memory)>,
+    /// The parts that are not in the heaps.
+    late: Option<LateParts>,
     held: Vec<Memory>,
     connections: ConnectionTable,
+    /// The places of this host's ranks by rank, and whether the table on the device has late FIFOs.
+    places: Vec<u32>,
+    has_late_fifos: OnceLock<()>,
+    layout: HeapLayout,
     entry: Entry,
-    fifo_offset: [u32; 3],
-    fused: Option<FusedAreas>,
+    /// Address of the counters of fused kernels; 0 without areas.
+    epochs: u64,
     staging: Option<Bases>,
     done: u64,
+    rank: u32,
 }
 
 /// Another rank of this host.
-struct Near {
+#[derive(Debug, Clone, Copy)]
+pub struct Near {
     rank: u32,
     /// It lives in another process.
     is_elsewhere: bool,
-}
-
-/// What fused kernels need: the areas of all ranks as this device sees them, and this rank's counters.
-pub struct FusedAreas {
-    /// Addresses by rank.
-    pub areas: Vec<u64>,
-    /// Address of the counters.
-    pub epochs: u64,
 }
 
 /// The table of connections: where the device has it, and what it holds.
@@ -84,6 +86,8 @@ pub struct Peers<'a> {
     pub kind: HeapKind,
     /// Nanoseconds that a wait on the device may last; 0 = for ever.
     pub deadline_ns: u64,
+    /// Ends the waits of operations.
+    pub abort: &'a AbortFlag,
 }
 
 impl Peers<'_> {
@@ -97,19 +101,28 @@ impl PeerMemory {
     /// Allocates this rank's heap, exchanges heaps with the peers of its host and builds the image.
     /// Collective.
     pub fn connect(
-        device: &dyn Device,
-        bootstrap: &Bootstrap,
+        device: &Arc<dyn Device>,
+        bootstrap: &Arc<Bootstrap>,
         peers: &Peers<'_>,
         layout: &HeapLayout,
         wait: &Wait,
     ) -> Result<Self> {
+        let own = peers.processes[peers.rank as usize];
+        let near = |rank: u32| Near { rank, is_elsewhere: peers.processes[rank as usize] != own };
+        let others = || (0..bootstrap.nranks()).filter(|rank| peers.is_near(*rank as usize)).map(near);
+        // Before the first barrier: others may ask for parts as soon as they have passed it.
+        let late = layout
+            .has_late_parts
+            .then(|| LateParts::new(device, bootstrap, others().collect(), layout, peers.abort));
+        let device = &**device;
         let heap = device.alloc_heap(layout.heap_bytes().max(1), peers.kind)?;
         let mapped = exchange(device, bootstrap, peers, &heap, wait)?;
         let control = Control::new(device)?;
         let entries = u64::from(layout.lanes) * u64::from(layout.columns());
         let counters = device.alloc(entries * COUNTER_BYTES)?;
         let deps = device.alloc(DEPS_BYTES + 4)?;
-        let table = conn_table(layout, peers, &heap, &mapped, counters.addr);
+        let starts = (!layout.is_late(Part::Fifos)).then(|| starts(layout, Part::Fifos, (peers.rank, &heap), &mapped));
+        let table = conn_table(layout, (peers.rank, peers.places), starts.as_deref(), counters.addr);
         let conns = device.alloc(entries * size_of::<Conn>() as u64)?;
         device.upload(conns.addr, bytes_of(&table))?;
         let (abort, report) = control.addresses();
@@ -133,33 +146,34 @@ impl PeerMemory {
         let connections = ConnectionTable { conns: conns.addr, table };
         let done = deps.addr + DEPS_BYTES;
         let staging = staging(device, layout, peers, &heap, &mapped)?;
-        let (fused, epochs) = fused_areas(device, layout, peers, &heap, &mapped)?.unzip();
+        let epochs = layout.area.map(|area| device.alloc(area.epoch_bytes)).transpose()?;
+        let epochs_at = epochs.as_ref().map_or(0, |epochs| epochs.addr);
         let mut held = vec![counters, conns, deps];
         held.extend(epochs);
-        let own = peers.processes[peers.rank as usize];
-        let mapped = (0..).zip(mapped).filter_map(|(rank, memory)| {
-            let near = Near { rank, is_elsewhere: peers.processes[rank as usize] != own };
-            Some((near, memory?))
-        });
+        let mapped = (0..).zip(mapped).filter_map(|(rank, memory)| Some((near(rank), memory?)));
         Ok(Self {
             dev_comm,
             control: Arc::new(control),
             heap,
             kind: peers.kind,
             mapped: mapped.collect(),
+            late,
             held,
             connections,
+            places: peers.places.to_vec(),
+            has_late_fifos: OnceLock::new(),
+            layout: *layout,
             entry,
-            fifo_offset: layout.fifo_offset,
-            fused,
+            epochs: epochs_at,
             staging,
             done,
+            rank: peers.rank,
         })
     }
 
     /// The place where kernels of a protocol begin.
     pub fn entry(&self, protocol: u8) -> Entry {
-        let fifo_offset = self.fifo_offset.get(usize::from(protocol)).copied().unwrap_or(0);
+        let fifo_offset = self.layout.fifo_offset.get(usize::from(protocol)).copied().unwrap_or(0);
         Entry { fifo_offset, ..self.entry }
     }
 
@@ -178,9 +192,46 @@ impl PeerMemory {
         self.staging.as_ref()
     }
 
-    /// The areas of fused kernels, if ranks have any.
-    pub fn fused_areas(&self) -> Option<&FusedAreas> {
-        self.fused.as_ref()
+    /// Address of the counters of fused kernels.
+    ///
+    /// # Errors
+    /// `Internal`: the ranks have no areas for such kernels.
+    pub fn fused_epochs(&self) -> Result<u64> {
+        if self.epochs == 0 { Err(Error::internal("a fused kernel without areas")) } else { Ok(self.epochs) }
+    }
+
+    /// Where a part begins on each rank, all of one host. A part that is late is made and mapped at its first
+    /// use, on all ranks.
+    ///
+    /// # Errors
+    /// As [`LateParts::reach`].
+    pub fn reach(&self, part: Part, wait: &Wait) -> Result<Vec<u64>> {
+        if let Some(late) = self.late.as_ref().filter(|_| self.layout.is_late(part)) {
+            return late.reach(part, wait).map(<[u64]>::to_vec);
+        }
+        let at = self.layout.offset(part);
+        let mut starts = vec![self.heap.addr + at; self.places.len()];
+        for (near, memory) in &self.mapped {
+            starts[near.rank as usize] = memory.addr + at;
+        }
+        Ok(starts)
+    }
+
+    /// Makes sure that the FIFOs between the ranks of this host are there.
+    ///
+    /// # Errors
+    /// As [`LateParts::reach`], or the device refused the table.
+    pub fn reach_fifos(&self, device: &dyn Device, wait: &Wait) -> Result<()> {
+        if !self.layout.is_late(Part::Fifos) || self.has_late_fifos.get().is_some() {
+            return Ok(());
+        }
+        let starts = self.reach(Part::Fifos, wait)?;
+        let starts: Vec<Option<u64>> = starts.into_iter().map(Some).collect();
+        let table = conn_table(&self.layout, (self.rank, &self.places), Some(&starts), self.entry.counters);
+        // Two threads that do it at once write the same; nobody reads it before it is there.
+        device.upload(self.entry.conns, bytes_of(&table))?;
+        self.has_late_fifos.get_or_init(|| ());
+        Ok(())
     }
 
     /// Takes the memory out: it lives as long as the answer.
@@ -190,12 +241,14 @@ impl PeerMemory {
         let dev_comm = std::mem::replace(&mut self.dev_comm, nothing());
         let mapped = std::mem::take(&mut self.mapped).into_iter().map(|(_, memory)| memory);
         let held = std::mem::take(&mut self.held).into_iter();
-        [heap, dev_comm].into_iter().chain(held).chain(mapped).collect()
+        let late = self.late.as_ref().map(LateParts::take_memory).into_iter().flatten();
+        [heap, dev_comm].into_iter().chain(held).chain(mapped).chain(late).collect()
     }
 
     /// Device memory that this rank allocated (without what is mapped from peers).
     pub fn bytes(&self) -> u64 {
-        self.heap.bytes + self.held.iter().map(|m| m.bytes).sum::<u64>() + self.dev_comm.bytes
+        let late = self.late.as_ref().map_or(0, LateParts::bytes);
+        self.heap.bytes + late + self.held.iter().map(|m| m.bytes).sum::<u64>() + self.dev_comm.bytes
     }
 }
 
@@ -262,26 +315,6 @@ fn pass_handles(
     Ok((tokens, received))
 }
 
-/// The areas of all ranks, and the memory of this rank's counters.
-fn fused_areas(
-    device: &dyn Device,
-    layout: &HeapLayout,
-    peers: &Peers<'_>,
-    heap: &Memory,
-    mapped: &[Option<Memory>],
-) -> Result<Option<(FusedAreas, Memory)>> {
-    let Some(area) = layout.area else { return Ok(None) };
-    let epochs = device.alloc(area.epoch_bytes)?;
-    let base = |rank: usize| match &mapped[rank] {
-        Some(theirs) => Ok(theirs.addr),
-        None if rank == peers.rank as usize => Ok(heap.addr),
-        None => Err(Error::internal(format!("no way to the area of rank {rank}"))),
-    };
-    let areas: Result<Vec<u64>> =
-        (0..mapped.len()).map(|rank| base(rank).map(|base| base + layout.area_at())).collect();
-    Ok(Some((FusedAreas { areas: areas?, epochs: epochs.addr }, epochs)))
-}
-
 /// Everybody's staging, with this rank's slots free. Nobody looks at them before all ranks have passed a
 /// barrier.
 fn staging(
@@ -299,36 +332,48 @@ fn staging(
     if layout.local < 2 {
         return bases(vec![0; mapped.len()]);
     }
-    let own = heap.addr + layout.staging_at();
+    let own = heap.addr + layout.offset(Part::Staging);
     let (at, bytes) = staging.free_words();
     let words: Vec<u32> = (0..bytes / 4).map(|word| u32::from(word % 4 == 0)).collect();
     device.upload(own + at, bytes_of(&words))?;
     let base =
-        |theirs: &Option<Memory>| theirs.as_ref().map_or(0, |memory| memory.addr + layout.staging_at());
+        |theirs: &Option<Memory>| theirs.as_ref().map_or(0, |memory| memory.addr + layout.offset(Part::Staging));
     let mut all: Vec<u64> = mapped.iter().map(base).collect();
     all[peers.rank as usize] = own;
     bases(all)
 }
 
-/// The entries of the ranks of this host; those of others have only their counters.
+/// Where a part that is in the heaps begins on each rank of this host; None for all others.
+fn starts(
+    layout: &HeapLayout,
+    part: Part,
+    (rank, heap): (u32, &Memory),
+    mapped: &[Option<Memory>],
+) -> Vec<Option<u64>> {
+    let at = layout.offset(part);
+    let mut starts: Vec<_> = mapped.iter().map(|memory| memory.as_ref().map(|m| m.addr + at)).collect();
+    starts[rank as usize] = Some(heap.addr + at);
+    starts
+}
+
+/// The entries of the ranks of this host whose FIFOs are there; those of others have only their counters.
 fn conn_table(
     layout: &HeapLayout,
-    peers: &Peers<'_>,
-    heap: &Memory,
-    mapped: &[Option<Memory>],
+    (rank, places): (u32, &[u32]),
+    starts: Option<&[Option<u64>]>,
     counters: u64,
 ) -> Vec<Conn> {
     let mut table = Vec::with_capacity((layout.lanes * layout.columns()) as usize);
-    let (own, here) = (heap.addr, peers.places[peers.rank as usize]);
     for lane in 0..layout.lanes {
         for peer in 0..layout.columns() {
             let index = u64::from(lane) * u64::from(layout.columns()) + u64::from(peer);
             let conn = Conn { counters: counters + index * COUNTER_BYTES, ..Conn::default() };
-            let Some(theirs) = mapped.get(peer as usize).and_then(|m| Some(m.as_ref()?.addr)) else {
+            let start = |of: u32| starts.and_then(|starts| *starts.get(of as usize)?);
+            let (Some(own), Some(theirs)) = (start(rank), start(peer).filter(|_| peer != rank)) else {
                 table.push(conn);
                 continue;
             };
-            let there = peers.places[peer as usize];
+            let (here, there) = (places[rank as usize], places[peer as usize]);
             table.push(Conn {
                 send_fifo: theirs + layout.fifo(lane, here),
                 send_tail: theirs + layout.tail(lane, here),

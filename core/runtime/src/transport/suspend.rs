@@ -5,23 +5,29 @@ use std::os::fd::OwnedFd;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::wait::Wait;
-use hawser_device::Device;
+use hawser_device::{Device, Memory};
 
+use super::parts::Owner;
 use super::{PeerMemory, pass_handles};
 use crate::bootstrap::Bootstrap;
 
-/// The content of the heap of a suspended communicator; none if its memory has stayed.
-pub struct Suspended(Option<Vec<u8>>);
+/// The content of this rank's heap and late parts, in order; none if their memory has stayed.
+pub struct Suspended(Option<Vec<Vec<u8>>>);
 
 impl PeerMemory {
     /// The bytes that [`PeerMemory::suspend`] gives back.
     pub fn suspendable_bytes(&self, device: &dyn Device) -> u64 {
-        if self.can_suspend(device) { self.heap.bytes } else { 0 }
+        let mut bytes = 0;
+        let sum = self.try_for_each(|memory, owner| {
+            bytes += if owner == Owner::Own { memory.bytes } else { 0 };
+            Ok(())
+        });
+        if sum.is_ok() && self.can_suspend(device) { bytes } else { 0 }
     }
 
-    /// Gives the memory of this rank's heap back and lets go of those of peers. No rank may use them: all
-    /// have passed a barrier after their last operation. Gives nothing where memory cannot be taken from
-    /// under its addresses.
+    /// Gives the memory of this rank's heap and late parts back and lets go of those of peers. No rank may
+    /// use them: all have passed a barrier after their last operation. Gives nothing where memory cannot be
+    /// taken from under its addresses.
     ///
     /// # Errors
     /// The device refused; the communicator is not to be used any more.
@@ -29,11 +35,16 @@ impl PeerMemory {
         if !self.can_suspend(device) {
             return Ok(Suspended(None));
         }
-        let mut content = vec![0; self.heap.bytes as usize];
-        device.download(self.heap.addr, &mut content)?;
-        self.mapped.iter().try_for_each(|(_, memory)| device.detach(memory))?;
-        device.detach(&self.heap)?;
-        Ok(Suspended(Some(content)))
+        let mut contents = Vec::new();
+        self.try_for_each(|memory, owner| {
+            if owner == Owner::Own {
+                let mut content = vec![0; memory.bytes as usize];
+                device.download(memory.addr, &mut content)?;
+                contents.push(content);
+            }
+            device.detach(memory)
+        })?;
+        Ok(Suspended(Some(contents)))
     }
 
     /// Takes the memory again, with what it held. Collective.
@@ -47,9 +58,16 @@ impl PeerMemory {
         suspended: Suspended,
         wait: &Wait,
     ) -> Result<()> {
-        if let Some(content) = &suspended.0 {
-            device.attach(&self.heap)?;
-            device.upload(self.heap.addr, content)?;
+        if let Some(contents) = suspended.0 {
+            let mut contents = contents.into_iter();
+            self.try_for_each(|memory, owner| {
+                if owner == Owner::Peer {
+                    return Ok(());
+                }
+                let content = contents.next().ok_or_else(|| Error::internal("a heap without its content"))?;
+                device.attach(memory)?;
+                device.upload(memory.addr, &content)
+            })?;
         }
         let elsewhere: Vec<u32> =
             self.mapped.iter().filter(|(near, _)| near.is_elsewhere).map(|(near, _)| near.rank).collect();
@@ -65,11 +83,24 @@ impl PeerMemory {
                 })?;
             }
         }
+        // All have told their handles, so all have the memory of their parts again.
+        self.late.as_ref().map_or(Ok(()), |late| late.map_again(wait))?;
         // Nobody writes before all have what they held, and handles are there until all have used them.
         bootstrap.barrier(wait)
     }
 
     fn can_suspend(&self, device: &dyn Device) -> bool {
-        device.can_detach(&self.heap) && self.mapped.iter().all(|(_, memory)| device.can_detach(memory))
+        let refused = |memory: &Memory| match device.can_detach(memory) {
+            true => Ok(()),
+            false => Err(Error::internal("memory that stays")),
+        };
+        self.try_for_each(|memory, _| refused(memory)).is_ok()
+    }
+
+    /// Does something with this rank's heap and those of peers, then with late parts.
+    fn try_for_each(&self, mut act: impl FnMut(&Memory, Owner) -> Result<()>) -> Result<()> {
+        act(&self.heap, Owner::Own)?;
+        self.mapped.iter().try_for_each(|(_, memory)| act(memory, Owner::Peer))?;
+        self.late.as_ref().map_or(Ok(()), |late| late.try_for_each(act))
     }
 }

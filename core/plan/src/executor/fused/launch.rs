@@ -11,6 +11,7 @@ use super::zero_copy;
 use crate::config::PlanConfig;
 use crate::decision::Decision;
 use crate::executor::launch::{PACK_BYTES, device_op, scalar};
+use crate::layout::Part;
 
 /// One launch, ready but for addresses: `src` and `dst` are offsets in the call's buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,11 +84,16 @@ impl FusedPlan {
         Self { args, has_dst, shape, element, aligned, used, needs_two_buffers, kernel, blocks, threads }
     }
 
-    /// Names the areas of all ranks, the counters of this one, and its image of the communicator.
-    pub fn connect(&mut self, areas: &[u64], epochs: u64, comm: u64) {
+    /// The part of the ranks' heaps that the plan's kernel uses.
+    pub fn part(&self) -> Part {
+        [Part::Words, Part::Lines, Part::Tiles][index(self.kernel.route)]
+    }
+
+    /// Names where that part begins on all ranks, the counters of this one, and its image of the communicator.
+    pub fn connect(&mut self, parts: &[u64], epochs: u64, comm: u64) {
         let args = &mut self.args;
-        let (area, index, ranks) = (Area::new(areas.len() as u32), index(self.kernel.route), areas.len());
-        let at = |rank: usize| areas.get(rank).map_or(0, |base| base + area.slots[index]);
+        let (area, index, ranks) = (Area::new(parts.len() as u32), index(self.kernel.route), parts.len());
+        let at = |rank: usize| parts.get(rank).copied().unwrap_or(0);
         let own = usize::from(args.rank);
         for (k, to) in args.to.iter_mut().enumerate().take(ranks) {
             *to = at((own + k) % ranks) + own as u64 * slot(index, ranks as u64);

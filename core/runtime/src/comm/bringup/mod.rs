@@ -131,9 +131,10 @@ impl Own<'_> {
         let hosts: Vec<u32> = topology.ranks.iter().map(|r| r.host).collect();
         let hosts = &hosts[..];
         let deadline_ns = settings.op_timeout.map_or(0, |t| t.as_nanos() as u64);
-        let peers = Peers { rank, processes, hosts, places, kind: *kind, deadline_ns };
+        let peers = Peers { rank, processes, hosts, places, kind: *kind, deadline_ns, abort: self.abort };
         let device = self.device.as_ref();
-        let peer_memory = PeerMemory::connect(device, bootstrap, &peers, &layout, &(self.step)("transport"))?;
+        let wait = (self.step)("transport");
+        let peer_memory = PeerMemory::connect(&self.device, bootstrap, &peers, &layout, &wait)?;
         let net = chosen.map(|chosen| {
             let setup = Setup {
                 device: self.device.clone(),

@@ -91,6 +91,7 @@ pub fn decide(
     // Rules that count are equal on all ranks by now.
     plan_config.copy_engines = settings.dma_enable && tuners.wants_copy_engines();
     fit(&mut plan_config, topology.size(), topology.places().1, programs.lanes());
+    plan_config.late_parts &= heap == HeapKind::Device;
     fit_room(&mut plan_config, &topology, room, programs.lanes())?;
     Ok(Decided { bootstrap, topology, plan_config, processes, heap, comm_id, tuners, known, chosen })
 }
@@ -331,6 +332,7 @@ fn plan_config(device: DeviceKind, settings: &Settings, config: &Config) -> Resu
     }
     plan_config.reducing_ctas = settings.reducing_ctas.unwrap_or(plan_config.reducing_ctas);
     plan_config.fuse = settings.fuse;
+    plan_config.late_parts = settings.runtime_connect;
     let most = MAX_BLOCKS as u32;
     plan_config.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, most);
     plan_config.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, plan_config.max_ctas);
@@ -395,6 +397,8 @@ fn fit_room(plan_config: &mut PlanConfig, topology: &Topology, room: u64, least_
     const TABLES: u64 = 2 * GRANULARITY;
     /// Smaller staging slots are slower than FIFOs with fewer lanes.
     const USEFUL_SLOT: u64 = 256 << 10;
+    // Where memory is limited, what is agreed on now must be there later as well.
+    plan_config.late_parts &= room == u64::MAX;
     let layout = |plan_config: &PlanConfig| HeapLayout::of(topology, plan_config);
     let need =
         |plan_config: &PlanConfig| layout(plan_config).heap_bytes().next_multiple_of(GRANULARITY) + TABLES;
