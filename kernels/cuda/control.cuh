@@ -15,7 +15,15 @@ __device__ __forceinline__ u32 slot_of(u64 number, u32 depth) {
     return (rest << 16 | ((u32)number & 0xffff)) % depth;
 }
 
-// Reads a connection: its addresses and counters, then its credit (two dependent loads).
+// The credit that a sender has heard of is kept with its counters, so that a launch need not read it again where the peer writes
+// it, which may be memory of the host. The low half is enough: it is at most `depth` behind the slots sent.
+__device__ __forceinline__ volatile u32* kept_credit(u64 counters, u32 protocol) {
+    return (volatile u32*)(counters + 48) + protocol;
+}
+
+__device__ __forceinline__ u64 whole_credit(u64 sent, u32 kept) { return sent - ((u32)sent - kept); }
+
+// Reads a connection: its addresses and counters. Loads that do not wait for each other.
 __device__ __noinline__ void open_link(u32 at, const HawserEntry& entry, u64 index, u32 protocol) {
     Link& link = sh.links[at];
     const Pack* conn = (const Pack*)(entry.conns + index * sizeof(HawserConn));
@@ -23,7 +31,7 @@ __device__ __noinline__ void open_link(u32 at, const HawserEntry& entry, u64 ind
     u32 fifo_offset = entry.fifo_offset;
     Pack a = conn[0], b = conn[1], c = conn[2], d = conn[3];
     u64 sent = counters[protocol], taken = counters[3 + protocol];
-    link.seen[HAWSER_WAIT_SEND] = b.x != 0 ? load_acquire_sys(b.x + 64 * protocol) : 0;
+    link.seen[HAWSER_WAIT_SEND] = whole_credit(sent, *kept_credit((u64)counters, protocol));
     link.send_fifo = a.x + fifo_offset;
     link.send_tail = a.y + 64 * protocol;
     link.send_credit = b.x + 64 * protocol;
@@ -121,6 +129,7 @@ __device__ __forceinline__ Awaited use_link(Record& r, const HawserStep& step, u
     u32 index = at >= 0 ? (u32)at : MAX_CONNS + lane;
     Link& link = sh.links[index];
     if (at < 0) open_link(index, sh.entry, (u64)sh.block.lane * sh.entry.columns + peer, protocol);
+    if (at < 0 && sends) link.seen[HAWSER_WAIT_SEND] = load_acquire_sys(link.send_credit);
     u64 number = sends ? link.sent : link.taken, next = number + 1;
     u32 place = slot_of(number, depth);
     u64 slot = (u64)place * sh.comm.slot_stride[protocol];
@@ -142,6 +151,7 @@ __device__ __forceinline__ Awaited use_link(Record& r, const HawserStep& step, u
         if (simple) a = {link.recv_tail, next, HAWSER_WAIT_RECV, peer, index};
     }
     if (at < 0) ((volatile u64*)link.counters)[(sends ? 0 : 3) + protocol] = next;
+    if (at < 0 && sends) *kept_credit(link.counters, protocol) = (u32)link.seen[HAWSER_WAIT_SEND];
     return a;
 }
 
@@ -212,6 +222,7 @@ __device__ __forceinline__ void save_links(u32 protocol) {
         u64* counters = (u64*)sh.links[at].counters;
         counters[protocol] = sh.links[at].sent;
         counters[3 + protocol] = sh.links[at].taken;
+        *kept_credit((u64)counters, protocol) = (u32)sh.links[at].seen[HAWSER_WAIT_SEND];
     }
 }
 
@@ -275,7 +286,7 @@ __device__ __noinline__ void publish(u32 protocol) {
         __syncwarp();
         // The record is read: only now may the preparing warp get round to it.
         if (turn + 2 < turns) barrier_arrive(START + turn % 2, threads);
-        if (simple && n_recv + n_send > 0) fence_acq_rel_sys();
+        if (n_send > 0) fence_acq_rel_sys();
         if (credits || tails) store_relaxed_sys(to.address, to.flag);
         if (lane == 16 && progress != 0)
             store_release_gpu(sh.comm.deps + offsetof(HawserDeps, progress) + 8 * (u64)blockIdx.x, progress);

@@ -21,9 +21,9 @@ __device__ __forceinline__ bool is_message(const HawserArgs& args, const HawserB
 // One end of a FIFO.
 struct Pipe {
     u64 fifo, credit;
-    u64 counter; // where `number` is kept
-    u64 number;  // slots sent or taken
-    u64 seen;    // of the sender: the credit that it knows of, kept in the last but one of the counters
+    u64 counters;
+    u64 number; // slots sent or taken
+    u64 seen;   // of the sender: the credit that it knows of
     u32 peer;
     bool sends;
 };
@@ -36,9 +36,9 @@ __device__ __forceinline__ Pipe open_pipe(const HawserArgs& args, const HawserBl
     u64 index = (u64)block.lane * args.entry.columns + pipe.peer;
     u64 counters = args.entry.counters + index * HAWSER_COUNTER_BYTES;
     const volatile HawserConn* conn = (const volatile HawserConn*)(args.entry.conns + index * sizeof(HawserConn));
-    pipe.counter = counters + (pipe.sends ? 0 : 24) + 8 * HAWSER_LL;
-    pipe.number = *(const volatile u64*)pipe.counter;
-    pipe.seen = *(const volatile u64*)(counters + 48);
+    pipe.counters = counters;
+    pipe.number = ((const volatile u64*)counters)[pipe.sends ? HAWSER_LL : 3 + HAWSER_LL];
+    pipe.seen = whole_credit(pipe.number, *kept_credit(counters, HAWSER_LL));
     pipe.fifo = (pipe.sends ? conn->send_fifo : conn->recv_fifo) + args.entry.fifo_offset;
     pipe.credit = (pipe.sends ? conn->send_credit : conn->recv_credit) + 64 * HAWSER_LL;
     if (threadIdx.x < sizeof(HawserDevComm) / sizeof(u64)) ((u64*)&sh.comm)[threadIdx.x] = ((const u64*)args.comm)[threadIdx.x];
@@ -111,8 +111,8 @@ __device__ __forceinline__ void move_message(const HawserArgs& args, const Hawse
         if (thread == 0 && !pipe.sends) store_relaxed_sys(pipe.credit, pipe.number);
     }
     if (thread != 0 || tiles == 0) return;
-    *(volatile u64*)pipe.counter = pipe.number;
-    if (pipe.sends) *(volatile u64*)(pipe.counter + 48 - 8 * HAWSER_LL) = pipe.seen;
+    ((volatile u64*)pipe.counters)[pipe.sends ? HAWSER_LL : 3 + HAWSER_LL] = pipe.number;
+    if (pipe.sends) *kept_credit(pipe.counters, HAWSER_LL) = (u32)pipe.seen;
 }
 
 } // namespace hawser

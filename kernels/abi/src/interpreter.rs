@@ -268,8 +268,8 @@ pub struct Entry {
     pub fifo_offset: u32,
 }
 
-/// Bytes of a connection's private counters: `sent[3]`, `taken[3]`, the credit of LL that a sending block saw
-/// last, padded to a cache line.
+/// Bytes of a connection's private counters: `sent[3]`, `taken[3]`, and of 4 bytes each the low halves of the
+/// credits that a sending block saw last; padded to a cache line.
 pub const COUNTER_BYTES: u64 = 64;
 
 /// A FIFO end as the kernel sees it (64 bytes). `Conn` tables are indexed `[lane * columns + peer]`.

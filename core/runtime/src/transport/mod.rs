@@ -121,7 +121,8 @@ impl PeerMemory {
         let entries = u64::from(layout.lanes) * u64::from(layout.columns());
         let counters = device.alloc(entries * COUNTER_BYTES)?;
         let deps = device.alloc(DEPS_BYTES + 4)?;
-        let starts = (!layout.is_late(Part::Fifos)).then(|| starts(layout, Part::Fifos, (peers.rank, &heap), &mapped));
+        let starts =
+            (!layout.is_late(Part::Fifos)).then(|| starts(layout, Part::Fifos, (peers.rank, &heap), &mapped));
         let table = conn_table(layout, (peers.rank, peers.places), starts.as_deref(), counters.addr);
         let conns = device.alloc(entries * size_of::<Conn>() as u64)?;
         device.upload(conns.addr, bytes_of(&table))?;
@@ -336,8 +337,9 @@ fn staging(
     let (at, bytes) = staging.free_words();
     let words: Vec<u32> = (0..bytes / 4).map(|word| u32::from(word % 4 == 0)).collect();
     device.upload(own + at, bytes_of(&words))?;
-    let base =
-        |theirs: &Option<Memory>| theirs.as_ref().map_or(0, |memory| memory.addr + layout.offset(Part::Staging));
+    let base = |theirs: &Option<Memory>| {
+        theirs.as_ref().map_or(0, |memory| memory.addr + layout.offset(Part::Staging))
+    };
     let mut all: Vec<u64> = mapped.iter().map(base).collect();
     all[peers.rank as usize] = own;
     bases(all)

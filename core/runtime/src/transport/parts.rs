@@ -109,7 +109,11 @@ impl LateParts {
         }
         log::info(Subsys::Alloc, || {
             let bytes = size_text(self.own.layout.part_bytes(part));
-            format!("rank {}: {part:?} of {bytes} made, those of {} peers mapped", self.rank, self.own.near.len())
+            format!(
+                "rank {}: {part:?} of {bytes} made, those of {} peers mapped",
+                self.rank,
+                self.own.near.len()
+            )
         });
         Ok(self.starts[number].get_or_init(|| starts))
     }
@@ -245,7 +249,9 @@ fn serve(own: &Weak<OwnParts>, bootstrap: &Weak<Bootstrap>, from: u32, message: 
         _ => None,
     };
     let Some(part) = part else {
-        log::warn(&format!("rank {from} asked for a part of the heap that is none: its build is another one"));
+        log::warn(&format!(
+            "rank {from} asked for a part of the heap that is none: its build is another one"
+        ));
         return;
     };
     let (own, bootstrap) = (own.clone(), bootstrap.clone());
