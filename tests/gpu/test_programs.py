@@ -1,5 +1,7 @@
 """Each program of this folder as a test; what a program checks stands at its top."""
 
+import pathlib
+
 import pytest
 
 
@@ -105,6 +107,13 @@ def test_pytorch(script, library, ranks):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_examples(script, library, ranks):
     script("examples", library, ranks, seconds=900)
+
+
+@pytest.mark.gpu
+def test_demos(script, library, pytestconfig):
+    nccl = pytestconfig.getoption("nccl")
+    home = ["--nccl-home", pathlib.Path(nccl).resolve().parents[1]] if nccl else []
+    script("demos", library, *home, seconds=600)
 
 
 @pytest.mark.torch
