@@ -287,8 +287,8 @@ settings! {
         /// each other.
         direct: bool = "NCCL_P2P_DIRECT_DISABLE", UNLESS, default "0",
             page "adr/0011-direct-in-one-process.md";
-        /// 1: most memory between the GPUs of a host is made when an operation first needs it. 0, or a limit in
-        /// `NCCL_CUMEM_MAX_SIZE`: all of it at init, so that what fits then will always fit.
+        /// 1: most memory between the GPUs of a host is made when an operation first needs it. 0, or a limit
+        /// in `NCCL_CUMEM_MAX_SIZE`: all of it at init, so that what fits then will always fit.
         runtime_connect: bool = "NCCL_RUNTIME_CONNECT", SWITCH_ON, default "1";
         /// 1: ranks of a host share no host memory; without peer access they talk over the net.
         shm_disable: bool = "NCCL_SHM_DISABLE", FLAG, default "0";

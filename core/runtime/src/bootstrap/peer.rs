@@ -97,8 +97,8 @@ impl Bootstrap {
 
     /// Hands messages with `tag` to `server`, with their sender, in a thread of the bootstrap, instead of
     /// keeping them for [`Bootstrap::recv`]. It must not wait for other ranks, nor panic, nor hold this
-    /// `Bootstrap`; while it works senders wait. To be called before peers may send. A tag has one server; the
-    /// first counts.
+    /// `Bootstrap`; while it works senders wait. To be called before peers may send. A tag has one server;
+    /// the first counts.
     pub fn serve(&self, tag: u64, server: impl Fn(u32, &[u8]) + Send + Sync + 'static) {
         self.shared.serve(tag, Box::new(server));
     }

@@ -201,8 +201,8 @@ impl PeerMemory {
         if self.epochs == 0 { Err(Error::internal("a fused kernel without areas")) } else { Ok(self.epochs) }
     }
 
-    /// Where a part begins on each rank, all of one host. A part that is late is made and mapped at its first
-    /// use, on all ranks.
+    /// The addresses at which a part begins, by rank; all ranks are of one host. A part that is late is made
+    /// and mapped at its first use, on all ranks.
     ///
     /// # Errors
     /// As [`LateParts::reach`].
@@ -345,7 +345,7 @@ fn staging(
     bases(all)
 }
 
-/// Where a part that is in the heaps begins on each rank of this host; None for all others.
+/// The addresses at which a part of the heaps begins, by rank; None for ranks of other hosts.
 fn starts(
     layout: &HeapLayout,
     part: Part,

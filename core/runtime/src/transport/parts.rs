@@ -80,7 +80,7 @@ impl LateParts {
         Self { rank, bootstrap: bootstrap.clone(), own, mapped, starts }
     }
 
-    /// Where a late part begins on each rank. The first call for a part makes and maps it.
+    /// The addresses at which a late part begins, by rank. The first call for a part makes and maps it.
     ///
     /// # Errors
     /// There is no memory for it, here or on another rank; a rank has left; or as [`Wait::check`].
@@ -193,7 +193,7 @@ impl LateParts {
     }
 }
 
-/// Whose memory it is.
+/// The rank that some memory is of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
     /// This rank's.

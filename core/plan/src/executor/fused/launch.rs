@@ -89,7 +89,8 @@ impl FusedPlan {
         [Part::Words, Part::Lines, Part::Tiles][index(self.kernel.route)]
     }
 
-    /// Names where that part begins on all ranks, the counters of this one, and its image of the communicator.
+    /// Takes the addresses at which that part begins, by rank, that of this rank's counters, and that of its
+    /// image of the communicator.
     pub fn connect(&mut self, parts: &[u64], epochs: u64, comm: u64) {
         let args = &mut self.args;
         let (area, index, ranks) = (Area::new(parts.len() as u32), index(self.kernel.route), parts.len());
