@@ -14,7 +14,7 @@ use hawser_base::wait::{AbortFlag, Wait};
 
 use super::bringup::Joining;
 use super::{Busy, Comm, Config, Place, Starting, State};
-use crate::bootstrap::{Bootstrap, Tag, UniqueId};
+use crate::bootstrap::{Bootstrap, Settings, Tag, UniqueId, cannot_join};
 use crate::comm::group::{self, Job};
 use crate::comm_state::CommState;
 use crate::record;
@@ -244,8 +244,15 @@ impl Derive {
             }
             Members::Colored { color, key } => Ok(self.split(*color, *key, &wait)?.map(child_of)),
             Members::Grown { nranks, id } => {
-                let id = bootstrap.agree_to_grow(id.as_ref(), *nranks, &wait);
-                let id = id.map_err(|error| bootstrap.blame(error))?;
+                let agreed = bootstrap.agree_to_grow(id.as_ref(), *nranks, &wait);
+                let id = agreed.map_err(|error| {
+                    let error = bootstrap.blame(error);
+                    // New ranks may wait already, and no old one comes.
+                    if let Some(id) = id {
+                        cannot_join(&[*id], rank, &error, &Settings::of_process());
+                    }
+                    error
+                })?;
                 let joining = Joining::Ids { ids: vec![id], nranks: *nranks };
                 Ok(Some((joining, Place { rank, ranks: *nranks })))
             }
