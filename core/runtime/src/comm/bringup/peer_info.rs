@@ -14,7 +14,7 @@ use hawser_device::{Device, HeapKind};
 use crate::record;
 
 /// Changes whenever ranks of two builds could not work together.
-const PROTOCOL: u32 = 11;
+const PROTOCOL: u32 = 12;
 
 /// The record in which a rank describes itself and its device to all others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
