@@ -111,6 +111,9 @@ Exit codes: 0 if no file has an error (with --strict: nor a warning), 1 if one h
   hawser tune all_reduce --check rules.toml")]
     Tune(tune::Options),
     /// Watch adaptive mode at work: a slow floor, what is learned, stress, recovery
+    #[command(after_help = "Examples:
+  hawser adapt demo
+  hawser adapt demo --seconds 60 -o demo.html")]
     Adapt(adapt::Options),
     /// Say why nothing moves: which rank keeps the others waiting, and in what; join traces
     #[command(after_help = "Examples:
