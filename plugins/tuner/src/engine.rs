@@ -271,8 +271,9 @@ impl Engine {
         }
     }
 
-    /// The choice that an operation tries, if it is for a trial. Where something was learned, every second trial is for
-    /// the other side: the floor, or what is suspended; while that is suspended, nothing else is tried.
+    /// The choice that an operation tries, if it is for a trial. Where something was learned, every second
+    /// trial is for the other side: the floor, or what is suspended; while that is suspended, nothing else is
+    /// tried.
     fn tried(&self, question: &Question, candidates: &[Candidate<'_>]) -> Option<Trial> {
         let trial = question.trial.filter(|_| self.adaptive.is_some())?;
         let learned = self.decide_by(adaptive::is_learned, question, candidates, |_| {}, |_, _| {});

@@ -147,8 +147,8 @@ pub struct Policy {
     /// The time between the last change and the next one.
     pause: Duration,
     is_urgent: bool,
-    /// So many more times than [`STRIKES`] something has to be over the usual to be stress, as a power of two,
-    /// and since when.
+    /// The power of two by which more times than [`STRIKES`] something has to be over the usual to be stress,
+    /// and the time since which that is so.
     patience: (u32, Duration),
     /// The floor counts until then.
     until: Duration,
