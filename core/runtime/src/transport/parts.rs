@@ -123,7 +123,10 @@ impl LateParts {
         for near in &self.own.near {
             self.bootstrap.send(near.rank, Tag::PartWanted.word(), &[part as u8], wait)?;
         }
-        self.own.near.iter().map(|near| self.take_answer(near.rank, part, wait)).collect()
+        // All of them, also where one says no: none is left for the next question.
+        let answers = self.own.near.iter().map(|near| self.take_answer(near.rank, part, wait));
+        let answers: Vec<Result<_>> = answers.collect();
+        answers.into_iter().collect()
     }
 
     fn take_answer(&self, peer: u32, part: Part, wait: &Wait) -> Result<(Vec<u8>, Option<OwnedFd>)> {
