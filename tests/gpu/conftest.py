@@ -34,6 +34,7 @@ def pytest_addoption(parser):
     group.addoption("--quick", action="store_true", help="fewer sizes, types and minutes")
     group.addoption("--nccl-tests", type=os.path.abspath, help="folder of all_reduce_perf and its siblings")
     group.addoption("--nccl", type=os.path.abspath, help="NVIDIA's libnccl.so.2")
+    group.addoption("--rust-example", type=os.path.abspath, help="the built program of examples/rust")
     group.addoption("--tuner", type=os.path.abspath, help="libnccl-tuner-hawser.so")
     group.addoption("--patience", type=float, default=1, help="factor of the time limits")
     group.addoption("--logs", help="folder for logs; default: a new one")

@@ -110,6 +110,16 @@ def test_examples(script, library, ranks):
 
 
 @pytest.mark.gpu
+@pytest.mark.tool
+def test_native_examples(script, library, pytestconfig):
+    option = pytestconfig.getoption
+    home = option("nccl") and pathlib.Path(option("nccl")).resolve().parents[1]
+    given = {"hawser": option("hawser"), "rust": option("rust_example"), "nccl-home": home}
+    words = [word for name, path in given.items() if path for word in (f"--{name}", path)]
+    script("native", library, *words, seconds=900)
+
+
+@pytest.mark.gpu
 def test_demos(script, library, pytestconfig):
     nccl = pytestconfig.getoption("nccl")
     home = ["--nccl-home", pathlib.Path(nccl).resolve().parents[1]] if nccl else []
