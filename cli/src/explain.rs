@@ -21,6 +21,7 @@ use hawser_tuner::RuleTuner;
 use hawser_tuner::files;
 use serde_json::json;
 
+use crate::cluster;
 use crate::output::{self, Align, Table, size};
 use crate::perf::collective::{Geometry, Test};
 use crate::perf::options::{parse_size, parse_type};
@@ -52,7 +53,7 @@ pub struct Options {
     /// Ask the communicators of this process of this user, on this host, as they are now: their ranks, their
     /// rules and what adaptive mode has learned
     #[arg(long, value_name = "PID", conflicts_with_all = ["rules", "ranks", "hosts", "per_host", "device",
-          "link", "one_process", "links"])]
+          "link", "one_process", "links", "cluster"])]
     pid: Option<u32>,
     /// Only communicators with this name; * and ? stand for any letters
     #[arg(long, requires = "pid")]
@@ -89,6 +90,11 @@ pub struct Machine {
     /// File with constants of the cost model, as `hawser measure` writes it, instead of the built-in ones
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
+    /// The ranks of this cluster: a file, or a sentence such as "512 hosts of hgx-h200, rail-optimised, 2:1"
+    /// (docs/simulate.md)
+    #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["ranks", "hosts", "per_host", "device", "link",
+          "one_process", "links"])]
+    cluster: Option<String>,
 }
 
 /// Runs `hawser explain`.
@@ -327,6 +333,11 @@ impl Machine {
     /// The options contradict each other, the file of constants is not for this machine, or settings are
     /// wrong.
     pub fn asked(&self) -> Result<Asked> {
+        if let Some(name) = &self.cluster {
+            let cluster = cluster::read(name)?;
+            let plan_config = cluster::settings(&cluster)?;
+            return Ok(Asked { topology: cluster.topology, plan_config, source: cluster.constants_from });
+        }
         let (mut topology, file) = self.topology()?;
         let plan_config = comm::knobs_of(&mut topology, file.is_none())?;
         let built_in = topology.constants == Constants::builtin(topology.device, topology.link);
@@ -388,7 +399,14 @@ impl Machine {
 }
 
 /// The tuner of these rule files, and how the heading goes on.
-fn tuners(names: Option<&str>, topology: &Topology, plan_config: &PlanConfig) -> Result<(Tuners, String)> {
+///
+/// # Errors
+/// A rule file cannot be read.
+pub fn tuners(
+    names: Option<&str>,
+    topology: &Topology,
+    plan_config: &PlanConfig,
+) -> Result<(Tuners, String)> {
     let tuner = names.map_or_else(RuleTuner::built_in, |names| RuleTuner::new(files::named_in(names)));
     let files = tuner.files();
     if files.is_empty() {
@@ -452,6 +470,7 @@ mod tests {
                 link: None,
                 links: None,
                 one_process: false,
+                cluster: None,
             },
         }
     }

@@ -8,6 +8,7 @@
 //! ```
 
 mod adapt;
+mod cluster;
 mod doctor;
 mod exec;
 mod explain;

@@ -5,7 +5,7 @@
 //!                                                    rank (one rank: buffers, oracle) ┘
 //!                                                     └► library (linked, or a libnccl.so.2)
 //! ```
-//! [`overlap`] measures them beside GEMMs.
+//! [`overlap`] measures them beside GEMMs, [`simulate`] predicts them on clusters that are not here.
 
 mod barrier;
 pub mod collective;
@@ -18,6 +18,7 @@ mod overlap;
 mod rank;
 mod report;
 mod run;
+mod simulate;
 mod worker;
 
 pub use library::Decided;
@@ -52,7 +53,10 @@ enum Kind {
 pub fn run(perf: &Perf) -> Result<bool> {
     match (&perf.kind, &perf.options) {
         (Some(Kind::Overlap(options)), _) => overlap::run(options),
-        (None, Some(options)) => run::run(options),
+        (None, Some(options)) => match &options.simulate {
+            Some(cluster) => simulate::run(options, cluster),
+            None => run::run(options),
+        },
         (None, None) => Err(anyhow!("perf needs the name of an operation")),
     }
 }

@@ -17,6 +17,7 @@ use super::rank;
   HAWSER_DEVICE=host hawser perf all -t 4 -b 1K -e 1M -f 32
   torchrun --nproc-per-node 8 --no-python hawser perf all_gather -b 1M -e 1G -f 4
   hawser perf all_reduce -b 1M -e 1M -J results.json
+  hawser perf all_reduce -b 1K -e 1G -f 4 --simulate '64 hosts of hgx-h200, rail-optimised, 2:1'
 
 Ranks = processes * threads * gpus. Without -t, -g and -p: all GPUs in one thread, or 4 threads on
 the host device. Runs under torchrun, mpirun and srun as it is. Unlike in nccl-tests, -p is a number
@@ -125,6 +126,14 @@ pub struct Options {
     /// Show for every size which algorithm was chosen, and why
     #[arg(long)]
     pub explain: bool,
+    /// Measure nothing, and predict the times on this cluster: a file (docs/simulate.md), or a sentence such as
+    /// "512 hosts of hgx-h200, rail-optimised, 2:1"
+    #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["threads", "gpus", "processes", "hosts", "names",
+          "library", "stages", "graph", "aggregated", "point_ms", "unalign", "cycles"])]
+    pub simulate: Option<String>,
+    /// Seed of what is drawn in a simulation
+    #[arg(long, default_value_t = 0, requires = "simulate")]
+    pub seed: u64,
 }
 
 /// The number of times that an operation is run for one measurement.

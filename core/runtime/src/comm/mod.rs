@@ -36,7 +36,7 @@ use hawser_plan::Call;
 use hawser_plan::choose::Decision;
 use hawser_plugin::tuner::SettingsFile;
 
-pub use bringup::negotiate::{cache_file, knobs_of, outlook, program_names};
+pub use bringup::negotiate::{cache_file, knobs_elsewhere, knobs_of, outlook, program_names};
 pub use bringup::unique_id;
 pub use config::Config;
 pub use elastic::Shrink;

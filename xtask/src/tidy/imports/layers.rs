@@ -7,7 +7,7 @@ const TOP: [&str; 5] = ["cli", "examples/rust", "fuzz", "tests", "xtask"];
 
 /// A crate's folder, and the folders of the crates that it may depend on. `*` stands for all crates of a
 /// folder.
-const LAYERS: [(&str, &[&str]); 25] = [
+const LAYERS: [(&str, &[&str]); 26] = [
     ("core/types", &[]),
     ("core/program", &["core/types"]),
     ("core/msccl", &["core/types", "core/program"]),
@@ -17,8 +17,27 @@ const LAYERS: [(&str, &[&str]); 25] = [
     ("core/oob", &["core/types"]),
     ("core/base", &["core/types", "core/oob", "plugins/api", "plugins/compat"]),
     ("core/device", &["core/base", "core/plan", "kernels", "kernels/abi"]),
-    ("core/runtime", &["core/*", "kernels", "kernels/abi", "plugins/api", "plugins/compat"]),
-    ("core/capi", &["core/*", "plugins/*"]),
+    ("core/sim", &["core/types", "core/program", "core/plan", "kernels/abi"]),
+    (
+        "core/runtime",
+        &[
+            "core/base",
+            "core/device",
+            "core/msccl",
+            "core/oob",
+            "core/plan",
+            "core/program",
+            "core/types",
+            "kernels",
+            "kernels/abi",
+            "plugins/api",
+            "plugins/compat",
+        ],
+    ),
+    (
+        "core/capi",
+        &["core/base", "core/device", "core/oob", "core/plan", "core/runtime", "core/types", "plugins/*"],
+    ),
     ("plugins/api", &["core/types"]),
     ("plugins/compat", &["plugins/api"]),
     ("plugins/testkit", &["plugins/api"]),

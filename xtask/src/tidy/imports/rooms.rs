@@ -4,34 +4,46 @@ use super::modules::{Crate, Import};
 
 /// The crates whose rooms have an order: from the lowest floor to the highest, each with the beginnings of
 /// its paths below `src`. The longest beginning that fits a path says where a file belongs.
-const ROOMS: [(&str, &[&[&str]]); 1] = [(
-    "core/runtime",
-    &[
+const ROOMS: [(&str, &[&[&str]]); 2] = [
+    ("core/runtime", RUNTIME),
+    (
+        "core/sim",
         &[
-            "op_number.rs",
-            "model.rs",
-            "record.rs",
-            "plugin_types.rs",
-            "progress/",
-            "bootstrap/",
-            "ras/",
-            "plugins.rs",
-            "proxy.rs",
-            "stream_order",
+            &["error.rs", "engine/"],
+            &["cluster/"],
+            &["links.rs"],
+            &["executor/steps/", "executor/exchange.rs", "executor/"],
+            &["predict.rs"],
+            &["lib.rs"],
         ],
-        &["profiling.rs"],
-        &["transport/"],
-        &["tuning/", "rma/"],
-        &["rules_update/"],
-        &["executor/copy_engine/"],
-        &["comm_state/"],
-        &["executor/"],
-        &["submit.rs"],
-        &["resolve.rs", "call_check.rs", "phases.rs", "messages.rs"],
-        &["comm/"],
-        &["lib.rs"],
+    ),
+];
+
+const RUNTIME: &[&[&str]] = &[
+    &[
+        "op_number.rs",
+        "model.rs",
+        "record.rs",
+        "plugin_types.rs",
+        "progress/",
+        "bootstrap/",
+        "ras/",
+        "plugins.rs",
+        "proxy.rs",
+        "stream_order",
     ],
-)];
+    &["profiling.rs"],
+    &["transport/"],
+    &["tuning/", "rma/"],
+    &["rules_update/"],
+    &["executor/copy_engine/"],
+    &["comm_state/"],
+    &["executor/"],
+    &["submit.rs"],
+    &["resolve.rs", "call_check.rs", "phases.rs", "messages.rs"],
+    &["comm/"],
+    &["lib.rs"],
+];
 
 /// The imports that lead to a higher floor, and the files that have no room.
 pub fn check(krate: &Crate) -> (Vec<&Import>, Vec<usize>) {

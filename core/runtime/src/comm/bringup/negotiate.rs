@@ -219,6 +219,23 @@ pub fn knobs_of(topology: &mut Topology, measured: bool) -> Result<PlanConfig> {
     Ok(plan_config)
 }
 
+/// The settings that ranks of `topology` would have on machines that are not here, whose devices run at most
+/// `most_ctas` CTAs at once: those of the environment, and nothing else of this machine.
+///
+/// # Errors
+/// Settings are wrong.
+pub fn knobs_elsewhere(topology: &Topology, most_ctas: u32) -> Result<PlanConfig> {
+    let settings = env::settings();
+    let mut plan_config = plan_config(topology.device, settings, &Config::default())?;
+    if topology.hosts() > 1 {
+        knobs_for_network(&mut plan_config, settings);
+    }
+    plan_config.max_ctas = plan_config.max_ctas.min(most_ctas.max(1));
+    plan_config.min_ctas = plan_config.min_ctas.min(plan_config.max_ctas);
+    finish(&mut plan_config, topology, settings)?;
+    Ok(plan_config)
+}
+
 /// Takes the net that a job on this machine would choose, if there is one.
 fn net_of_here(device: &dyn Device, topology: &mut Topology, plan_config: &mut PlanConfig) -> Result<()> {
     let settings = env::settings();

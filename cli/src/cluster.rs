@@ -1,0 +1,39 @@
+//! Clusters that are described and not here: the topology and the settings that their jobs would have.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use hawser_plan::PlanConfig;
+use hawser_runtime::comm;
+use hawser_sim::{Cluster, File};
+
+/// Reads a cluster: a file, or a sentence such as `512 hosts of hgx-h200, rail-optimised, 2:1`.
+///
+/// # Errors
+/// The file cannot be read or understood, or the cluster cannot be.
+pub fn read(name: &str) -> Result<Cluster> {
+    let path = Path::new(name);
+    if !path.exists() && name.contains(" of ") {
+        return Ok(Cluster::new(&File::sentence(name)?, None)?);
+    }
+    let text = std::fs::read_to_string(path).with_context(|| {
+        format!("cannot read {name}: name a cluster file, or write \"2 hosts of hgx-h200\"")
+    })?;
+    let file = File::parse(&text).with_context(|| name.to_owned())?;
+    let measured = file.constants_file.as_ref().map(|constants| {
+        // Beside the cluster's own file, unless it is an absolute path.
+        let place = path.parent().unwrap_or(Path::new("")).join(constants);
+        std::fs::read_to_string(&place).with_context(|| {
+            format!("{name}: cannot read {0}, which hawser measure -o {0} would write", place.display())
+        })
+    });
+    Cluster::new(&file, measured.transpose()?.as_deref()).with_context(|| name.to_owned())
+}
+
+/// The settings that the cluster's ranks would have: the environment's, and nothing else of this machine.
+///
+/// # Errors
+/// Settings are wrong.
+pub fn settings(cluster: &Cluster) -> Result<PlanConfig> {
+    Ok(comm::knobs_elsewhere(&cluster.topology, cluster.most_blocks())?)
+}

@@ -1,0 +1,155 @@
+//! `hawser perf --simulate`: the table of a cluster that is not here, with predicted times.
+//!
+//! The real planner decides about every row, as `hawser explain --cluster` shows, and the twin runs the
+//! program that it decided for (`core/sim`).
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+use hawser_base::env;
+use hawser_plan::{Collective, PlanConfig};
+use hawser_runtime::tuning::{CallAttributes, TunedDecision, Tuners};
+use hawser_sim::{Cluster, Options as SimOptions, Prediction, SimError, Twin};
+use signal_hook::consts::SIGINT;
+use signal_hook::flag;
+
+use super::collective::Test;
+use super::library::About;
+use super::options::Options;
+use super::report::{Job, Outcome, Reporter, Row};
+use super::run::Series;
+use crate::cluster;
+use crate::explain;
+
+/// Runs `hawser perf --simulate`. Returns true: nothing is computed that could be wrong.
+///
+/// # Errors
+/// The cluster or the options cannot be, or nothing is left to choose from.
+pub fn run(options: &Options, name: &str) -> Result<bool> {
+    options.validate()?;
+    // The header says what is done: one operation, whose result nobody checks.
+    let options = &Options { check: 0, warmup: 0, iterations: 1, ..options.clone() };
+    let cluster = cluster::read(name)?;
+    let plan_config = cluster::settings(&cluster)?;
+    let (tuners, rules) = explain::tuners(None, &cluster.topology, &plan_config)?;
+    let copy_engines = env::settings().dma_enable && tuners.wants_copy_engines();
+    let plan_config = PlanConfig { copy_engines, ..plan_config };
+    let series = series(options, cluster.topology.size())?;
+    let rows = series.len() as u64 * options.sizes().len() as u64;
+    let mut reporter = Reporter::new(options, job(&cluster, name, &rules), rows)?;
+    let world = World { options, twin: Twin::new(&cluster), tuners, plan_config, stop: on_interrupt()? };
+    let mut done = 0;
+    for one in &series {
+        if one.first {
+            reporter.begin(one.test);
+        }
+        for bytes in options.sizes() {
+            reporter.working(|| format!("{} of {bytes} bytes", one.test.name()));
+            let Some(row) = world.row(one, bytes)? else {
+                reporter.note(&format!("interrupted: {done} of {rows} sizes are done"));
+                reporter.finish()?;
+                bail!("interrupted after {done} of {rows} sizes");
+            };
+            reporter.row(row, 0);
+            done += 1;
+        }
+    }
+    reporter.finish()
+}
+
+/// All that rows are made with.
+struct World<'a> {
+    options: &'a Options,
+    twin: Twin<'a>,
+    tuners: Tuners,
+    plan_config: PlanConfig,
+    stop: Arc<AtomicBool>,
+}
+
+impl World<'_> {
+    /// A row of the table; None if the user has interrupted it.
+    fn row(&self, one: &Series, bytes: u64) -> Result<Option<Row>> {
+        let topology = self.twin.topology();
+        let (ranks, root) = (topology.size(), one.root.unwrap_or(0));
+        let geometry = one.test.geometry(bytes, one.dtype, ranks);
+        let call = one.test.call(geometry.count, one.dtype, one.op, root).context("a test without a call")?;
+        let attributes = CallAttributes::default();
+        let tuned = self.tuners.choose(&call, attributes, topology, &self.plan_config)?;
+        let config = self.tuners.plan_config(&call, attributes, topology, &tuned.choice, &self.plan_config);
+        let stop = || self.stop.load(Ordering::Relaxed);
+        let options = SimOptions { seed: self.options.seed, stop: &stop, ..SimOptions::default() };
+        let prediction = match self.twin.predict(&call, &tuned.choice, &config, &options) {
+            Err(SimError::Interrupted) => return Ok(None),
+            prediction => prediction?,
+        };
+        let (algorithm, bus) = one.test.bandwidth(geometry, one.dtype, ranks, prediction.us / 1e6);
+        Ok(Some(Row {
+            communicator: None,
+            collective: one.test.name(),
+            size: geometry.send.max(geometry.recv) * one.dtype.size() as u64,
+            count: geometry.count,
+            dtype: one.dtype.name(),
+            op: one.op.map_or("none", |op| op.name()),
+            root: one.root.map_or(-1, i64::from),
+            out_of_place: Outcome { time_us: prediction.us, algorithm, bus, wrong: None, operations: 1 },
+            in_place: None,
+            decision: Some((&tuned.choice).into()),
+            choice: self.options.explain.then(|| explained(&tuned, &prediction)),
+            stages: None,
+        }))
+    }
+}
+
+/// What decided, and what the twin saw.
+fn explained(tuned: &TunedDecision, prediction: &Prediction) -> String {
+    let mut text = tuned.to_string();
+    let _ = write!(text, "\n  simulated: {:.1} µs in {} events", prediction.us, prediction.events);
+    if prediction.is_carried_on {
+        text.push_str("; a part of the call was run, and its time carried on");
+    }
+    if let Some((link, share)) = &prediction.busiest {
+        let _ = write!(text, "; busiest link: {link}, {:.0} % of its bytes per second", share * 100.0);
+    }
+    text
+}
+
+/// The operations that are asked for, with their types, reductions and roots.
+fn series(options: &Options, ranks: u32) -> Result<Vec<Series>> {
+    let mut series = Vec::new();
+    let is_known = |test: &Test| !matches!(test, Test::Hypercube | Test::One(Collective::SendRecv));
+    let tests = &options.collective.0;
+    if let Some(test) = tests.iter().find(|test| !is_known(test)).filter(|_| tests.len() < Test::ALL.len()) {
+        bail!("{} is made of messages, which are not simulated yet: leave it out", test.name());
+    }
+    for &test in tests.iter().filter(|test| is_known(test)) {
+        let mut first = true;
+        for &dtype in &options.types.0 {
+            for op in options.ops(test) {
+                for root in options.roots(test, ranks)? {
+                    series.push(Series { test, dtype, op, root, first });
+                    first = false;
+                }
+            }
+        }
+    }
+    Ok(series)
+}
+
+/// What stands above the table.
+fn job(cluster: &Cluster, name: &str, rules: &str) -> Job {
+    let version = env!("CARGO_PKG_VERSION").to_owned();
+    let library = About { path: Some(format!("simulated on {name}{rules}")), version };
+    let most = cluster.kinds.iter().map(|kind| kind.ranks).max().unwrap_or(1);
+    Job { library, ranks: cluster.topology.size(), threads: most, gpus: 1, devices: cluster.origins.clone() }
+}
+
+/// A flag that Ctrl-C sets; a second Ctrl-C ends the program.
+fn on_interrupt() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    flag::register_conditional_default(SIGINT, Arc::clone(&stop))
+        .and_then(|_| flag::register(SIGINT, Arc::clone(&stop)))
+        .context("cannot listen for Ctrl-C")?;
+    Ok(stop)
+}

@@ -1,0 +1,210 @@
+//! The text of a cluster: TOML, or one sentence.
+
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+
+use super::preset::Preset;
+use crate::error::{Result, SimError, wrong};
+
+/// A cluster as it is written.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct File {
+    /// The whole cluster as a sentence: `512 hosts of hgx-h200, rail-optimised, 2:1`.
+    pub cluster: Option<String>,
+    /// Hosts, by groups of equal ones, in the order of their ranks.
+    #[serde(default)]
+    pub hosts: Vec<HostsFile>,
+    /// The network that joins the hosts.
+    pub fabric: Option<FabricFile>,
+    /// A file that `hawser measure` wrote, beside this one.
+    pub constants_file: Option<String>,
+    /// Constants of the cost model, by the sections of such a file. They count before the file's.
+    pub constants: Option<toml::Table>,
+    /// Ranks begin an operation up to so many µs after each other, drawn by the seed.
+    pub start_skew_us: Option<f64>,
+}
+
+/// A group of equal hosts. What is left out is the preset's.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HostsFile {
+    /// The number of these hosts; 1 if it is left out.
+    pub count: Option<u32>,
+    /// A kind of host that is known by name.
+    pub preset: Option<String>,
+    /// `host`, or `cuda:` and a compute capability.
+    pub device: Option<String>,
+    /// The link between the ranks of a host: nvlink, pcie or host.
+    pub link: Option<String>,
+    /// Ranks of a host, each with a GPU, or with a part of the processors on the host device.
+    pub ranks: Option<u32>,
+    /// GB/s of one GPU's (or, on the host device, one rank's) way to its peers, each way.
+    pub wire_gbs: Option<f64>,
+    /// PCIe switches, among which GPUs and NICs are spread evenly; 0 = all hang on the processors.
+    pub pcie_switches: Option<u32>,
+    /// GB/s of the PCIe way of a GPU, and of a switch to the processors, each way.
+    pub pcie_gbs: Option<f64>,
+    /// GB/s of the host's memory.
+    pub memory_gbs: Option<f64>,
+    /// Processors that ranks on the host device share.
+    pub processors: Option<u32>,
+    /// NICs of a host.
+    pub nics: Option<u32>,
+    /// Gb/s of a NIC, each way.
+    pub nic_gbps: Option<f64>,
+    /// True if NICs read and write the memory of GPUs.
+    pub gpu_direct: Option<bool>,
+}
+
+/// The network that joins the hosts.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FabricFile {
+    /// `switch`, `leaf-spine` or `rail-optimised`.
+    pub kind: Option<String>,
+    /// The bandwidth below a leaf by that above it: 2, or "2:1".
+    pub oversubscription: Option<Ratio>,
+    /// Hosts that share a leaf (a rail of leaves).
+    pub hosts_per_leaf: Option<u32>,
+}
+
+/// A ratio: a number, or two with a colon between them.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub enum Ratio {
+    /// `2` or `1.5`.
+    Number(f64),
+    /// `"2:1"`.
+    Text(String),
+}
+
+impl File {
+    /// Reads TOML.
+    ///
+    /// # Errors
+    /// `Syntax`, with line and column; `Cluster` for a sentence within it.
+    pub fn parse(text: &str) -> Result<Self> {
+        let mut file: Self =
+            toml::from_str(text).map_err(|error| SimError::Syntax(error.to_string().trim_end().into()))?;
+        if let Some(sentence) = file.cluster.take() {
+            if !file.hosts.is_empty() {
+                return Err(wrong(
+                    "cluster and [[hosts]] both say which hosts there are",
+                    "keep one of them",
+                ));
+            }
+            let said = Self::sentence(&sentence)?;
+            file.hosts = said.hosts;
+            file.fabric = file.fabric.or(said.fabric);
+        }
+        Ok(file)
+    }
+
+    /// Reads a sentence: a number of hosts of a preset, then, with commas between, a kind of fabric and a
+    /// ratio. `and` joins several groups of hosts.
+    ///
+    /// # Errors
+    /// `Cluster` that names the words which are not understood.
+    pub fn sentence(text: &str) -> Result<Self> {
+        let mut parts = text.split(',').map(str::trim);
+        let hosts = parts.next().unwrap_or_default().split(" and ").map(group).collect::<Result<_>>()?;
+        let mut fabric = FabricFile::default();
+        for part in parts {
+            if part.contains(':') {
+                fabric.oversubscription = Some(Ratio::Text(part.into()));
+            } else {
+                fabric.kind = Some(part.into());
+            }
+        }
+        let fabric = (fabric != FabricFile::default()).then_some(fabric);
+        Ok(Self { hosts, fabric, ..Self::default() })
+    }
+}
+
+/// Reads `512 hosts of hgx-h200`.
+fn group(text: &str) -> Result<HostsFile> {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let read = |count: &str| count.replace('_', "").parse::<u32>().ok();
+    match words[..] {
+        [count, "host" | "hosts", "of", preset] if read(count).is_some() => {
+            Ok(HostsFile { count: read(count), preset: Some(preset.into()), ..HostsFile::default() })
+        }
+        _ => Err(wrong(
+            format!("\"{text}\" is not understood"),
+            format!(
+                "write a number of hosts and their kind, such as \"512 hosts of hgx-h200\"; kinds are {}",
+                Preset::names()
+            ),
+        )),
+    }
+}
+
+impl Ratio {
+    /// The ratio as a number.
+    ///
+    /// # Errors
+    /// `Cluster` for what is no ratio of at least 1.
+    pub fn value(&self) -> Result<f64> {
+        let number = |text: &str| text.trim().parse::<f64>().ok();
+        let value = match self {
+            Self::Number(value) => Some(*value),
+            Self::Text(text) => match text.split_once(':') {
+                Some((below, above)) => number(below).zip(number(above)).map(|(below, above)| below / above),
+                None => number(text),
+            },
+        };
+        value.filter(|value| (1.0..=1000.0).contains(value)).ok_or_else(|| {
+            let text = match self {
+                Self::Number(value) => value.to_string(),
+                Self::Text(text) => text.clone(),
+            };
+            wrong(
+                format!("an oversubscription of {text} cannot be"),
+                "write a number from 1 to 1000, or a ratio such as \"2:1\"",
+            )
+        })
+    }
+}
+
+/// Writes a table of constants the way `hawser measure` does: `[section]` and `key = value`.
+pub fn text_of(constants: &toml::Table) -> String {
+    let mut text = String::new();
+    section(constants, "", &mut text);
+    text
+}
+
+fn section(table: &toml::Table, name: &str, text: &mut String) {
+    let is_table = |value: &toml::Value| value.is_table();
+    if !name.is_empty() && table.values().any(|value| !is_table(value)) {
+        let _ = writeln!(text, "[{name}]");
+    }
+    for (key, value) in table.iter().filter(|(_, value)| !is_table(value)) {
+        let _ = match value {
+            toml::Value::Float(number) => writeln!(text, "{key} = {number}"),
+            toml::Value::Integer(number) => writeln!(text, "{key} = {number}"),
+            toml::Value::String(word) => writeln!(text, "{key} = \"{word}\""),
+            // The reader refuses it, with its name.
+            other => writeln!(text, "{key} = {other:?}"),
+        };
+    }
+    for (key, value) in table {
+        if let toml::Value::Table(inner) = value {
+            let name = if name.is_empty() { key.clone() } else { format!("{name}.{key}") };
+            section(inner, &name, text);
+        }
+    }
+}
+
+/// Puts the entries of `over` over those of `under`.
+pub fn merged(mut under: toml::Table, over: &toml::Table) -> toml::Table {
+    for (key, value) in over {
+        let value = match (under.remove(key), value) {
+            (Some(toml::Value::Table(old)), toml::Value::Table(new)) => toml::Value::Table(merged(old, new)),
+            _ => value.clone(),
+        };
+        under.insert(key.clone(), value);
+    }
+    under
+}

@@ -1,0 +1,270 @@
+//! The executor of exchanges: a kernel in which everybody writes to everybody, once or twice.
+//!
+//! What goes where is what the real executor compiles ([`FusedPlan`]). A call that the grid does not hold at
+//! once goes in pieces: while one is combined, the next is on its way.
+
+use std::fmt::Write as _;
+
+use hawser_plan::executor::fused::{FusedPlan, SECOND, rounds};
+use hawser_plan::{Call, Decision, PlanConfig, Topology, cost};
+use hawser_types::Route;
+
+use super::{Outcome, Scene, launch, per_ps};
+use crate::engine::flows::Ending;
+use crate::engine::{Events, Flows, Time};
+use crate::error::{Result, SimError};
+use crate::links::Way;
+
+/// Pieces of a call at most: more of them change little.
+const MOST_PIECES: u32 = 8;
+
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    /// A rank begins an operation.
+    Begin(u32),
+    /// A flow arrives, unless its rate has changed meanwhile.
+    Flow(Ending),
+    /// Data are there for a rank: the piece, and the exchange that it belongs to.
+    Arrived(u32, u32, u8),
+    /// A rank has no more to wait for.
+    End(u32),
+}
+
+/// The owner of a flow: sender, receiver, piece and exchange.
+type Owner = (u32, u32, u32, u8);
+
+struct Kernels<'a> {
+    plans: Vec<FusedPlan>,
+    topology: &'a Topology,
+    scene: Scene<'a>,
+    /// Share of the wire that the kernels' payload reaches.
+    share: f64,
+    route: Route,
+    pieces: u32,
+    /// The time of all further rounds at least.
+    least: Time,
+    events: Events<Event>,
+    flows: Flows,
+    /// The links of the ranks' blocks, behind those of the cluster.
+    blocks: u32,
+    owners: Vec<Owner>,
+    way: Way,
+    ranks: Vec<RankState>,
+    outcome: (Vec<Time>, u64, String),
+}
+
+#[derive(Debug, Default, Clone)]
+struct RankState {
+    begun: Time,
+    operations: u32,
+    /// By piece: sends of this rank that are under way, for both exchanges.
+    sending: Vec<[u32; 2]>,
+    /// By piece: data that have come, for both exchanges. They may come before the rank has begun.
+    arrived: Vec<[u32; 2]>,
+    /// By piece: whether the first and the second exchange have begun.
+    started: Vec<[bool; 2]>,
+    is_running: bool,
+}
+
+/// Runs a call by kernels.
+///
+/// # Errors
+/// `Stuck` for kernels that wait in a circle, `Interrupted` if the caller asked to stop.
+pub fn run(
+    call: &Call,
+    decision: &Decision,
+    (topology, config): (&Topology, &PlanConfig),
+    scene: Scene<'_>,
+) -> Result<Outcome> {
+    let ranks = topology.size();
+    let plans: Vec<FusedPlan> =
+        (0..ranks).map(|rank| FusedPlan::new(call, decision, rank, ranks, config)).collect();
+    let mut kernels = Kernels::new(plans, decision, topology, scene);
+    for (rank, start) in (0..ranks).zip(scene.starts) {
+        kernels.events.add(*start + kernels.launch(rank), Event::Begin(rank));
+    }
+    kernels.go()?;
+    if let Some(rank) = kernels.ranks.iter().position(|rank| rank.operations < scene.operations) {
+        let waits = format!("rank {rank} waits for data that nobody sends");
+        return Err(SimError::Stuck { us: kernels.events.now().us(), waits });
+    }
+    let (ended, events, trace) = kernels.outcome;
+    Ok(Outcome { ended, events, flows: kernels.flows, trace })
+}
+
+impl<'a> Kernels<'a> {
+    fn new(plans: Vec<FusedPlan>, decision: &Decision, topology: &'a Topology, scene: Scene<'a>) -> Self {
+        let path = topology.constants.path(decision.route);
+        let route = decision.route;
+        let rounds = plans
+            .iter()
+            .map(|plan| rounds(route, plan.args.most, plan.blocks, plan.threads, plan.args.tile))
+            .max()
+            .unwrap_or(1);
+        let pieces = match route {
+            Route::ZERO_COPY => MOST_PIECES,
+            _ => rounds.clamp(1, u64::from(MOST_PIECES)) as u32,
+        };
+        let pattern = cost::fused_share(&decision.key, route);
+        let exchanges = if plans.iter().any(|plan| plan.args.flow.form & SECOND != 0) { 2.0 } else { 1.0 };
+        let least = (rounds as f64 - 1.0) * path.round_us * exchanges / pattern;
+        let blocks = scene.links.count();
+        let of_blocks = plans.iter().map(|plan| per_ps(f64::from(plan.blocks) * path.block_gbs));
+        let state = RankState {
+            sending: vec![[0; 2]; pieces as usize],
+            arrived: vec![[0; 2]; pieces as usize],
+            started: vec![[false; 2]; pieces as usize],
+            ..RankState::default()
+        };
+        Self {
+            topology,
+            scene,
+            share: path.wire_share * pattern,
+            route,
+            pieces,
+            least: Time::from_us(least),
+            events: Events::default(),
+            flows: Flows::new(scene.links.capacities().chain(of_blocks)),
+            blocks,
+            owners: Vec::new(),
+            way: Way::default(),
+            ranks: vec![state; plans.len()],
+            outcome: (vec![Time::ZERO; scene.operations as usize], 0, String::new()),
+            plans,
+        }
+    }
+
+    fn launch(&self, rank: u32) -> Time {
+        launch(self.topology.constants.path(self.route), self.plans[rank as usize].blocks)
+    }
+
+    fn go(&mut self) -> Result<()> {
+        while self.events.advance() {
+            loop {
+                while let Some(event) = self.events.take_now() {
+                    self.outcome.1 += 1;
+                    if self.outcome.1.is_multiple_of(1 << 12) && (self.scene.stop)() {
+                        return Err(SimError::Interrupted);
+                    }
+                    self.happen(event);
+                }
+                let (flows, events) = (&mut self.flows, &mut self.events);
+                flows.settle(events.now(), |ending| events.add(ending.at, Event::Flow(ending)));
+                match self.events.take_now() {
+                    Some(event) => self.happen(event),
+                    None => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn happen(&mut self, event: Event) {
+        if matches!(event, Event::Flow(ending) if !self.flows.is_current(&ending)) {
+            return;
+        }
+        if self.scene.is_traced {
+            let _ = writeln!(self.outcome.2, "{} {event:?}", self.events.now());
+        }
+        match event {
+            Event::Begin(rank) => {
+                let state = &mut self.ranks[rank as usize];
+                (state.begun, state.is_running) = (self.events.now(), true);
+                self.look(rank);
+            }
+            Event::Flow(ending) => {
+                self.flows.end(ending.flow);
+                let (from, to, piece, exchange) = self.owners[ending.flow as usize];
+                self.ranks[from as usize].sending[piece as usize][usize::from(exchange)] -= 1;
+                let hop = Time::from_us(self.topology.constants.path(self.route).hop_us);
+                self.events.add(self.events.now() + hop, Event::Arrived(to, piece, exchange));
+                self.look(from);
+            }
+            Event::Arrived(rank, piece, exchange) => {
+                self.ranks[rank as usize].arrived[piece as usize][usize::from(exchange)] += 1;
+                self.look(rank);
+            }
+            Event::End(rank) => self.end(rank),
+        }
+    }
+
+    /// Starts what a rank can start, and ends what is over.
+    fn look(&mut self, rank: u32) {
+        let at = rank as usize;
+        if !self.ranks[at].is_running {
+            return;
+        }
+        for piece in 0..self.pieces {
+            let place = piece as usize;
+            let is_through =
+                |state: &RankState, place: usize| state.started[place][0] && state.sending[place][0] == 0;
+            let may_begin = piece == 0 || is_through(&self.ranks[at], place - 1);
+            if !self.ranks[at].started[place][0] {
+                if !may_begin {
+                    break;
+                }
+                self.start(rank, piece, 0);
+            }
+            let flow = self.plans[at].args.flow;
+            let state = &self.ranks[at];
+            let has_first = state.arrived[place][0] >= flow.recv1.count_ones();
+            if has_first && !state.started[place][1] && is_through(state, place) {
+                self.start(rank, piece, 1);
+            }
+        }
+        let flow = self.plans[at].args.flow;
+        let state = &self.ranks[at];
+        let is_over = |place: usize| {
+            state.started[place][1]
+                && state.sending[place] == [0, 0]
+                && state.arrived[place][1] >= flow.recv2.count_ones()
+        };
+        if (0..self.pieces as usize).all(is_over) {
+            self.ranks[at].is_running = false;
+            let end = self.ranks[at].begun + self.least;
+            self.events.add(end, Event::End(rank));
+        }
+    }
+
+    /// Begins an exchange of a piece: a flow to every peer that gets something.
+    fn start(&mut self, rank: u32, piece: u32, exchange: u8) {
+        let at = rank as usize;
+        self.ranks[at].started[piece as usize][usize::from(exchange)] = true;
+        let (flow, ranks) = (self.plans[at].args.flow, self.topology.size());
+        let sends = if exchange == 0 { flow.send1 } else { flow.send2 };
+        for k in (0..ranks).filter(|k| sends >> k & 1 == 1) {
+            let args = &self.plans[at].args;
+            let bytes = if exchange == 0 { args.src_len[k as usize] } else { args.len[at] };
+            let bytes = (bytes as f64 / f64::from(self.pieces)).max(1.0);
+            let to = (rank + k) % ranks;
+            self.scene.links.near(rank, &[to], 1.0 / self.share, &mut self.way);
+            self.way.through(self.blocks + rank, 1.0);
+            let id = self.flows.begin(self.events.now(), bytes, f64::INFINITY, self.way.hops());
+            if self.owners.len() <= id as usize {
+                self.owners.resize(id as usize + 1, (0, 0, 0, 0));
+            }
+            self.owners[id as usize] = (rank, to, piece, exchange);
+            self.ranks[at].sending[piece as usize][usize::from(exchange)] += 1;
+        }
+    }
+
+    /// A rank's kernel is over: the next operation begins.
+    fn end(&mut self, rank: u32) {
+        let now = self.events.now();
+        let flow = self.plans[rank as usize].args.flow;
+        let state = &mut self.ranks[rank as usize];
+        state.operations += 1;
+        // What has come too early belongs to the next operation.
+        for arrived in &mut state.arrived {
+            arrived[0] -= flow.recv1.count_ones();
+            arrived[1] -= flow.recv2.count_ones();
+        }
+        state.started.fill([false; 2]);
+        let done = state.operations;
+        let ended = &mut self.outcome.0[done as usize - 1];
+        *ended = now.max(*ended);
+        if done < self.scene.operations {
+            self.events.add(now + self.launch(rank), Event::Begin(rank));
+        }
+    }
+}

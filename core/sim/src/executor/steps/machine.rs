@@ -1,0 +1,503 @@
+//! The machine that runs programs: blocks, slots, credits, and their events.
+
+use std::fmt::Write as _;
+
+use hawser_kernels_abi::{NO_DEP, Place, Work};
+use hawser_plan::Topology;
+use hawser_types::DeviceKind;
+
+use super::load::{Programs, SimStep};
+use super::proxy::{NetTimes, Proxies, Stream};
+use crate::engine::flows::Ending;
+use crate::engine::{Events, Flows, Time};
+use crate::error::{Result, SimError};
+use crate::executor::{Outcome, Scene, launch, per_ps};
+use crate::links::{Links, Way};
+
+/// What one more value that a step reads costs, as a share of its pass: the cost model has the same for a
+/// ring's reduce-scatter.
+const MORE_READS: f64 = 0.2;
+/// Share of the wire that is left to senders with one peer, by the cost model.
+const ONE_PEER: f64 = 0.95;
+/// Events between two looks at the caller's wish to stop.
+const EVENTS_PER_LOOK: u64 = 1 << 12;
+
+/// Something that happens.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    /// A rank begins an operation.
+    Begin(u32),
+    /// A flow arrives, unless its rate has changed meanwhile.
+    Flow(Ending),
+    /// The data of a step that crosses no link are in their places.
+    Moved(u32),
+    /// A block goes on.
+    Free(u32),
+    /// A slot is full, for who empties it.
+    Full(u32),
+    /// A slot is empty, for who fills it.
+    Empty(u32),
+    /// The sender's proxy has handed a message to the network.
+    Sent(u32),
+    /// The last byte of a message is at the other host.
+    Received(u32),
+}
+
+/// The owner of a flow.
+#[derive(Debug, Clone, Copy)]
+enum Owner {
+    Block(u32),
+    Connection(u32),
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct BlockState {
+    place: Place,
+    is_busy: bool,
+    is_over: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct ConnectionState {
+    full: u32,
+    empty: u32,
+    sender: u32,
+    receiver: u32,
+}
+
+struct Machine<'a> {
+    programs: &'a Programs,
+    topology: &'a Topology,
+    scene: Scene<'a>,
+    /// The work, perhaps with fewer tiles than the call has.
+    work: Work,
+    times: Times,
+    events: Events<Event>,
+    flows: Flows,
+    owners: Vec<Option<Owner>>,
+    way: Way,
+    peers: Vec<u32>,
+    blocks: Vec<BlockState>,
+    connections: Vec<ConnectionState>,
+    /// By connection: what it has on the wire, if it crosses the network.
+    streams: Vec<Stream>,
+    proxies: Proxies,
+    /// By rank: blocks that are not over, and operations that are.
+    ranks: Vec<(u32, u32)>,
+    outcome: (Vec<Time>, u64, String),
+    /// By rank: the share of the wire that its sends reach, and bytes per picosecond of a block.
+    speeds: Vec<(f64, f64)>,
+}
+
+/// The times and rates of a route.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    hop: Time,
+    credit: Time,
+    step: Time,
+    wire_share: f64,
+    net: NetTimes,
+}
+
+/// Runs programs for `tiles` tiles.
+///
+/// # Errors
+/// `Stuck` for programs that wait in a circle, `Interrupted` if the caller asked to stop.
+pub fn run(programs: &Programs, tiles: u32, topology: &Topology, scene: Scene<'_>) -> Result<Outcome> {
+    let mut machine = Machine::new(programs, tiles, topology, scene);
+    for (rank, start) in (0..topology.size()).zip(scene.starts) {
+        let after = *start + machine.launch_of(rank);
+        machine.events.add(after, Event::Begin(rank));
+    }
+    machine.go()?;
+    machine.check_ended()?;
+    let (ended, events, trace) = machine.outcome;
+    Ok(Outcome { ended, events, flows: machine.flows, trace })
+}
+
+impl<'a> Machine<'a> {
+    fn new(programs: &'a Programs, tiles: u32, topology: &'a Topology, scene: Scene<'a>) -> Self {
+        let constants = &topology.constants;
+        let path = constants.path(programs.route);
+        let times = Times {
+            hop: Time::from_us(path.hop_us),
+            credit: Time::from_us(path.hop_us / 2.0),
+            step: Time::from_us(path.round_us.min(path.hop_us)),
+            wire_share: path.wire_share,
+            net: NetTimes::new(constants),
+        };
+        let instances = programs.instances;
+        let at = |(block, next): (u32, u32), instance: u32| block + next * instance;
+        let connections = programs.connections.iter().flat_map(|connection| {
+            (0..instances).map(move |instance| ConnectionState {
+                full: 0,
+                empty: programs.depth,
+                sender: at(connection.sender, instance),
+                receiver: at(connection.receiver, instance),
+            })
+        });
+        let is_far = programs.connections.iter().any(|connection| connection.is_far);
+        let streams = if is_far { programs.connections.len() * instances as usize } else { 0 };
+        Self {
+            programs,
+            topology,
+            scene,
+            work: Work { tiles, ..programs.work },
+            times,
+            events: Events::default(),
+            flows: Flows::new(scene.links.capacities()),
+            owners: Vec::new(),
+            way: Way::default(),
+            peers: Vec::new(),
+            blocks: vec![BlockState::default(); programs.blocks.len()],
+            connections: connections.collect(),
+            streams: (0..streams).map(|_| Stream::default()).collect(),
+            proxies: Proxies::new(topology.size()),
+            ranks: vec![(0, 0); topology.size() as usize],
+            outcome: (vec![Time::ZERO; scene.operations as usize], 0, String::new()),
+            speeds: speeds(programs, topology, scene.links),
+        }
+    }
+
+    fn launch_of(&self, rank: u32) -> Time {
+        launch(self.topology.constants.path(self.programs.route), self.blocks_of(rank).len() as u32)
+    }
+
+    /// Runs until nothing happens any more.
+    fn go(&mut self) -> Result<()> {
+        while self.events.advance() {
+            loop {
+                while let Some(event) = self.events.take_now() {
+                    self.outcome.1 += 1;
+                    if self.outcome.1.is_multiple_of(EVENTS_PER_LOOK) && (self.scene.stop)() {
+                        return Err(SimError::Interrupted);
+                    }
+                    self.happen(event);
+                }
+                let (flows, events) = (&mut self.flows, &mut self.events);
+                flows.settle(events.now(), |ending| events.add(ending.at, Event::Flow(ending)));
+                // What ends at once, if anything, still belongs to this moment.
+                match self.events.take_now() {
+                    Some(event) => self.happen(event),
+                    None => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn happen(&mut self, event: Event) {
+        if self.scene.is_traced && !matches!(event, Event::Flow(ending) if !self.flows.is_current(&ending)) {
+            let _ = writeln!(self.outcome.2, "{} {event:?}", self.events.now());
+        }
+        match event {
+            Event::Begin(rank) => self.begin(rank),
+            Event::Flow(ending) if self.flows.is_current(&ending) => {
+                self.flows.end(ending.flow);
+                match self.owners[ending.flow as usize].take() {
+                    Some(Owner::Block(block)) => self.moved(block),
+                    Some(Owner::Connection(connection)) => {
+                        let at = self.events.now() + self.times.net.wire;
+                        self.events.add(at, Event::Received(connection));
+                        self.send_next(connection);
+                    }
+                    None => {}
+                }
+            }
+            Event::Flow(_) => {}
+            Event::Moved(block) => self.moved(block),
+            Event::Free(block) => {
+                self.blocks[block as usize].is_busy = false;
+                self.advance(block);
+            }
+            Event::Full(connection) => {
+                let state = &mut self.connections[connection as usize];
+                state.full += 1;
+                let block = state.receiver;
+                self.attempt(block);
+            }
+            Event::Empty(connection) => {
+                let state = &mut self.connections[connection as usize];
+                state.empty += 1;
+                let block = state.sender;
+                self.attempt(block);
+            }
+            Event::Sent(connection) => self.sent(connection),
+            Event::Received(connection) => self.received(connection),
+        }
+    }
+
+    /// A rank begins an operation: all its blocks do.
+    fn begin(&mut self, rank: u32) {
+        let blocks = self.blocks_of(rank);
+        if blocks.is_empty() || self.work.tiles == 0 {
+            self.end_operation(rank);
+            return;
+        }
+        self.ranks[rank as usize].0 = blocks.len() as u32;
+        for block in blocks.clone() {
+            self.blocks[block as usize] = BlockState::default();
+        }
+        blocks.for_each(|block| self.attempt(block));
+    }
+
+    fn blocks_of(&self, rank: u32) -> std::ops::Range<u32> {
+        let first = &self.programs.first_block[rank as usize..];
+        first[0]..first[1]
+    }
+
+    fn step_of(&self, block: u32) -> &'a SimStep {
+        let first = self.programs.blocks[block as usize].first;
+        &self.programs.steps[(first + self.blocks[block as usize].place.step) as usize]
+    }
+
+    /// The connection of a step, at a place of its list, as the block's instance has it.
+    fn connection_of(&self, block: u32, step: &SimStep, place: u32) -> u32 {
+        let base = self.programs.peers[(step.peers + place) as usize];
+        base * self.programs.instances + u32::from(self.programs.blocks[block as usize].instance)
+    }
+
+    /// Starts the block's step if everything that it needs is there.
+    fn attempt(&mut self, block: u32) {
+        let state = self.blocks[block as usize];
+        // Between operations, a rank's blocks do not look.
+        let rank = self.programs.blocks[block as usize].rank;
+        let has_begun = self.ranks[rank as usize].0 > 0;
+        if !has_begun || state.is_busy || state.is_over || self.awaited(block).is_some() {
+            return;
+        }
+        let step = self.step_of(block);
+        let (recv, sends) = (u32::from(step.recv), u32::from(step.near) + u32::from(step.far));
+        for place in 0..recv {
+            let connection = self.connection_of(block, step, place);
+            self.connections[connection as usize].full -= 1;
+        }
+        for place in recv..recv + sends {
+            let connection = self.connection_of(block, step, place);
+            self.connections[connection as usize].empty -= 1;
+        }
+        self.blocks[block as usize].is_busy = true;
+        self.move_data(block, step);
+    }
+
+    /// Names what the block waits for; None if it can run its step.
+    fn awaited(&self, block: u32) -> Option<String> {
+        let step = self.step_of(block);
+        if step.after.0 != NO_DEP && !self.dependency_met(block, step) {
+            return Some(format!("step {} of channel {}", step.after.1, step.after.0));
+        }
+        let (recv, sends) = (u32::from(step.recv), u32::from(step.near) + u32::from(step.far));
+        let of =
+            |connection: u32| &self.programs.connections[(connection / self.programs.instances) as usize];
+        for place in 0..recv + sends {
+            let connection = self.connection_of(block, step, place);
+            let state = &self.connections[connection as usize];
+            if place < recv && state.full == 0 {
+                return Some(format!("data of rank {}", of(connection).from));
+            }
+            if place >= recv && state.empty == 0 {
+                return Some(format!("room at rank {}", of(connection).to));
+            }
+        }
+        None
+    }
+
+    /// Whether the step of another channel that this one waits for is over, as the interpreters see it.
+    fn dependency_met(&self, block: u32, step: &SimStep) -> bool {
+        let own = self.programs.blocks[block as usize];
+        let mut blocks = self.blocks_of(own.rank);
+        let is_awaited = |other: &u32| {
+            let other = self.programs.blocks[*other as usize];
+            other.instance == own.instance && other.channel == step.after.0
+        };
+        let Some(other) = blocks.find(is_awaited) else { return true };
+        let state = self.blocks[other as usize];
+        let awaited = self.programs.blocks[other as usize].first + u32::from(step.after.1);
+        let times = self.programs.steps[awaited as usize].times;
+        let (slices, mine) = (self.work.slices.max(1), self.blocks[block as usize].place.tile);
+        let (at, wanted) = (state.place, u32::from(step.after.1));
+        let target = (mine / slices, wanted, times - 1, mine % slices);
+        let is_past = (at.tile / slices, at.step, at.repetition, at.tile % slices) > target;
+        state.is_over || is_past
+    }
+
+    /// Streams the tile of a step.
+    fn move_data(&mut self, block: u32, step: &SimStep) {
+        let plan = self.programs.blocks[block as usize];
+        let bytes = self.programs.tile_bytes(self.blocks[block as usize].place.tile) as f64;
+        let passes =
+            f64::from(step.near + step.far).max(1.0) + MORE_READS * f64::from(step.reads.saturating_sub(1));
+        let (share, block_rate) = self.speeds[plan.rank as usize];
+        let limit = block_rate / passes;
+        let near = u32::from(step.near);
+        if near == 0 || bytes == 0.0 {
+            let at = self.events.now() + Time::from_ps((bytes / limit).ceil() as u64);
+            self.events.add(at, Event::Moved(block));
+            return;
+        }
+        self.peers.clear();
+        for place in u32::from(step.recv)..u32::from(step.recv) + near {
+            let base = self.programs.peers[(step.peers + place) as usize];
+            self.peers.push(self.programs.connections[base as usize].to);
+        }
+        let weight = 1.0 / (self.times.wire_share * share);
+        self.scene.links.near(plan.rank, &self.peers, weight, &mut self.way);
+        let flow = self.flows.begin(self.events.now(), bytes, limit, self.way.hops());
+        self.own(flow, Owner::Block(block));
+    }
+
+    fn own(&mut self, flow: u32, owner: Owner) {
+        if self.owners.len() <= flow as usize {
+            self.owners.resize(flow as usize + 1, None);
+        }
+        self.owners[flow as usize] = Some(owner);
+    }
+
+    /// The data of a step are where they belong: slots change hands.
+    fn moved(&mut self, block: u32) {
+        let step = self.step_of(block);
+        let (now, times) = (self.events.now(), self.times);
+        let (recv, near, far) = (u32::from(step.recv), u32::from(step.near), u32::from(step.far));
+        for place in 0..recv {
+            let connection = self.connection_of(block, step, place);
+            let is_far = self.is_far(connection);
+            let back = if is_far { times.net.wire + times.net.further } else { times.credit };
+            self.events.add(now + back, Event::Empty(connection));
+        }
+        for place in recv..recv + near {
+            self.events.add(now + times.hop, Event::Full(self.connection_of(block, step, place)));
+        }
+        let bytes = self.programs.tile_bytes(self.blocks[block as usize].place.tile);
+        for place in recv + near..recv + near + far {
+            let connection = self.connection_of(block, step, place);
+            let rank = self.programs.blocks[block as usize].rank;
+            let operation = self.ranks[rank as usize].1 + 1;
+            let stream = &mut self.streams[connection as usize];
+            let is_first = std::mem::replace(&mut stream.sent_in, operation) != operation;
+            stream.waiting.push_back(bytes);
+            let at = self.proxies.work(rank, now, times.net.of_proxy(is_first));
+            self.events.add(at, Event::Sent(connection));
+        }
+        self.events.add(now + times.step, Event::Free(block));
+    }
+
+    fn is_far(&self, connection: u32) -> bool {
+        self.programs.connections[(connection / self.programs.instances) as usize].is_far
+    }
+
+    /// The sender's proxy has handed over a message.
+    fn sent(&mut self, connection: u32) {
+        let stream = &mut self.streams[connection as usize];
+        stream.ready += 1;
+        if !stream.is_busy {
+            self.send_next(connection);
+        }
+    }
+
+    /// Puts the next message of a connection on the wire.
+    fn send_next(&mut self, connection: u32) {
+        let stream = &mut self.streams[connection as usize];
+        stream.is_busy = stream.ready > 0;
+        if !stream.is_busy {
+            return;
+        }
+        stream.ready -= 1;
+        let bytes = stream.waiting.pop_front().unwrap_or(0);
+        let plan = self.programs.connections[(connection / self.programs.instances) as usize];
+        self.scene.links.far(plan.from, plan.to, plan.lane.into(), &mut self.way);
+        let flow =
+            self.flows.begin(self.events.now(), (bytes as f64).max(1.0), f64::INFINITY, self.way.hops());
+        self.own(flow, Owner::Connection(connection));
+    }
+
+    /// A message is at the receiver's host: its proxy tells the block.
+    fn received(&mut self, connection: u32) {
+        let to = self.programs.connections[(connection / self.programs.instances) as usize].to;
+        let operation = self.ranks[to as usize].1 + 1;
+        let taken_in = &mut self.streams[connection as usize].taken_in;
+        let is_first = std::mem::replace(taken_in, operation) != operation;
+        let at = self.proxies.work(to, self.events.now(), self.times.net.of_proxy(is_first));
+        self.events.add(at, Event::Full(connection));
+    }
+
+    /// The block goes on to its next tile, repetition or step.
+    fn advance(&mut self, block: u32) {
+        let step = self.step_of(block);
+        let plan = self.programs.blocks[block as usize];
+        let state = &mut self.blocks[block as usize];
+        state.place.advance(&self.work, step.times, u32::from(plan.count));
+        state.is_over = state.place.tile >= self.work.tiles;
+        if step.signals {
+            let of_instance = |other: &u32| {
+                self.programs.blocks[*other as usize].instance == plan.instance && *other != block
+            };
+            let others: Vec<u32> = self.blocks_of(plan.rank).filter(of_instance).collect();
+            others.into_iter().for_each(|other| self.attempt(other));
+        }
+        if !self.blocks[block as usize].is_over {
+            self.attempt(block);
+            return;
+        }
+        let left = &mut self.ranks[plan.rank as usize].0;
+        *left -= 1;
+        if *left == 0 {
+            self.end_operation(plan.rank);
+        }
+    }
+
+    /// A rank has ended an operation: it begins the next one.
+    fn end_operation(&mut self, rank: u32) {
+        let now = self.events.now();
+        let (left, operations) = &mut self.ranks[rank as usize];
+        (*left, *operations) = (0, *operations + 1);
+        let done = *operations;
+        let ended = &mut self.outcome.0[done as usize - 1];
+        *ended = now.max(*ended);
+        if done < self.scene.operations {
+            let next = now + self.launch_of(rank);
+            self.events.add(next, Event::Begin(rank));
+        }
+    }
+
+    /// Checks that every rank has ended.
+    fn check_ended(&self) -> Result<()> {
+        let is_late = |rank: &u32| self.ranks[*rank as usize].1 < self.scene.operations;
+        let Some(rank) = (0..self.topology.size()).find(is_late) else { return Ok(()) };
+        let stuck = self.blocks_of(rank).find(|block| !self.blocks[*block as usize].is_over);
+        let waits = stuck.map_or("nothing".into(), |block| {
+            let place = self.blocks[block as usize].place;
+            let what = self.awaited(block).unwrap_or_else(|| "nothing".into());
+            format!(
+                "channel {} in step {} for {what}",
+                self.programs.blocks[block as usize].channel, place.step
+            )
+        });
+        Err(SimError::Stuck { us: self.events.now().us(), waits: format!("rank {rank} waits in {waits}") })
+    }
+}
+
+/// By rank: the share of the wire that its sends within its host reach, less where it sends to several peers;
+/// and the rate of a block, less where blocks share the processors of a host.
+fn speeds(programs: &Programs, topology: &Topology, links: &Links<'_>) -> Vec<(f64, f64)> {
+    let ranks = topology.size();
+    let mut peer: Vec<Option<u32>> = vec![None; ranks as usize];
+    let block = per_ps(topology.constants.path(programs.route).block_gbs);
+    let mut speeds = vec![(ONE_PEER, block); peer.len()];
+    for connection in programs.connections.iter().filter(|connection| !connection.is_far) {
+        let first = peer[connection.from as usize].get_or_insert(connection.to);
+        if *first != connection.to && ranks > 2 {
+            speeds[connection.from as usize].0 = topology.constants.all_to_all;
+        }
+    }
+    if topology.device == DeviceKind::Host {
+        let mut threads = vec![0; topology.hosts() as usize];
+        let blocks =
+            |rank: u32| programs.first_block[rank as usize + 1] - programs.first_block[rank as usize];
+        (0..ranks).for_each(|rank| threads[links.host_of(rank) as usize] += blocks(rank));
+        for rank in 0..ranks {
+            let (processors, threads) = (links.processors(rank), threads[links.host_of(rank) as usize]);
+            speeds[rank as usize].1 *= (f64::from(processors) / f64::from(threads.max(1))).min(1.0);
+        }
+    }
+    speeds
+}

@@ -1,0 +1,70 @@
+//! The proxies of ranks, and the messages that they send for connections between hosts.
+//!
+//! A proxy is one thread: it handles one message at a time, in the order in which they come. The messages of
+//! a connection follow each other on the wire, as in a stream.
+
+use std::collections::VecDeque;
+
+use hawser_plan::link_constants::Constants;
+
+use crate::engine::Time;
+
+/// The times of the network, from the constants of the cost model.
+#[derive(Debug, Clone, Copy)]
+pub struct NetTimes {
+    /// The time of a proxy for the first message of an operation on a connection.
+    pub first: Time,
+    /// The same for each further message.
+    pub further: Time,
+    /// The time on the wire of an empty message.
+    pub wire: Time,
+}
+
+impl NetTimes {
+    /// Splits the time of a hop among the proxies of both ends and the wire.
+    pub fn new(constants: &Constants) -> Self {
+        let Constants { net_hop_us, net_round_us, net_message_us, .. } = *constants;
+        let first = net_message_us.min(net_hop_us / 2.0);
+        let further = (net_round_us / 2.0).min(first);
+        let wire = (net_hop_us - 2.0 * first).max(0.0);
+        Self { first: Time::from_us(first), further: Time::from_us(further), wire: Time::from_us(wire) }
+    }
+
+    /// The time of a proxy for a message.
+    pub fn of_proxy(&self, is_first: bool) -> Time {
+        if is_first { self.first } else { self.further }
+    }
+}
+
+/// The proxies of all ranks: when each is free again.
+#[derive(Debug)]
+pub struct Proxies(Vec<Time>);
+
+impl Proxies {
+    /// Proxies that have nothing to do.
+    pub fn new(ranks: u32) -> Self {
+        Self(vec![Time::ZERO; ranks as usize])
+    }
+
+    /// Gives a rank's proxy some work, from `now` on. Returns when it is done.
+    pub fn work(&mut self, rank: u32, now: Time, length: Time) -> Time {
+        let free = &mut self.0[rank as usize];
+        *free = now.max(*free) + length;
+        *free
+    }
+}
+
+/// The messages that a connection between hosts has on their way.
+#[derive(Debug, Default)]
+pub struct Stream {
+    /// Bytes of messages that are not on the wire yet, in order.
+    pub waiting: VecDeque<u64>,
+    /// True if a message is on the wire.
+    pub is_busy: bool,
+    /// Of these, the ones that the sender's proxy has handed over.
+    pub ready: u32,
+    /// The operation, from 1 on, in which the sender's proxy has had a message last.
+    pub sent_in: u32,
+    /// The same of the receiver's.
+    pub taken_in: u32,
+}
