@@ -126,10 +126,10 @@ pub struct Options {
     /// Show for every size which algorithm was chosen, and why
     #[arg(long)]
     pub explain: bool,
-    /// Measure nothing, and predict the times on this cluster: a file (docs/simulate.md), or a sentence such as
-    /// "512 hosts of hgx-h200, rail-optimised, 2:1"
-    #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["threads", "gpus", "processes", "hosts", "names",
-          "library", "stages", "graph", "aggregated", "point_ms", "unalign", "cycles"])]
+    /// Measure nothing, and predict the times on this cluster: a file (docs/simulate.md), or a sentence such
+    /// as "512 hosts of hgx-h200, rail-optimised, 2:1"
+    #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["threads", "gpus", "processes", "hosts",
+          "names", "library", "stages", "graph", "aggregated", "point_ms", "unalign", "cycles"])]
     pub simulate: Option<String>,
     /// Seed of what is drawn in a simulation
     #[arg(long, default_value_t = 0, requires = "simulate")]

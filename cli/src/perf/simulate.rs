@@ -102,7 +102,7 @@ impl World<'_> {
     }
 }
 
-/// What decided, and what the twin saw.
+/// Tells what decided, and what the twin saw.
 fn explained(tuned: &TunedDecision, prediction: &Prediction) -> String {
     let mut text = tuned.to_string();
     let _ = write!(text, "\n  simulated: {:.1} µs in {} events", prediction.us, prediction.events);
@@ -137,7 +137,7 @@ fn series(options: &Options, ranks: u32) -> Result<Vec<Series>> {
     Ok(series)
 }
 
-/// What stands above the table.
+/// The job as the lines above the table describe it.
 fn job(cluster: &Cluster, name: &str, rules: &str) -> Job {
     let version = env!("CARGO_PKG_VERSION").to_owned();
     let library = About { path: Some(format!("simulated on {name}{rules}")), version };
