@@ -52,8 +52,8 @@ pub struct Options {
     json: bool,
     /// Ask the communicators of this process of this user, on this host, as they are now: their ranks, their
     /// rules and what adaptive mode has learned
-    #[arg(long, value_name = "PID", conflicts_with_all = ["rules", "ranks", "hosts", "per_host", "device",
-          "link", "one_process", "links", "cluster"])]
+    #[arg(long, value_name = "PID", conflicts_with_all = ["rules", "ranks", "hosts", "per_host", "gpus",
+          "device", "link", "one_process", "links", "cluster"])]
     pid: Option<u32>,
     /// Only communicators with this name; * and ? stand for any letters
     #[arg(long, requires = "pid")]
@@ -75,6 +75,9 @@ pub struct Machine {
     #[arg(long, value_delimiter = ',', value_name = "RANKS", conflicts_with_all = ["ranks", "hosts"],
           value_parser = crate::ranks::ranks(1))]
     per_host: Vec<u32>,
+    /// GPUs of each host, where ranks share them in turns [default: a GPU for each rank]
+    #[arg(long, value_name = "GPUS", value_parser = crate::ranks::ranks(1))]
+    gpus: Option<u32>,
     /// The root rank of collectives that have one
     #[arg(long, default_value_t = 0)]
     pub root: u32,
@@ -92,8 +95,8 @@ pub struct Machine {
     links: Option<PathBuf>,
     /// The ranks of this cluster: a file, or a sentence such as "512 hosts of hgx-h200, rail-optimised, 2:1"
     /// (docs/simulate.md)
-    #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["ranks", "hosts", "per_host", "device", "link",
-          "one_process", "links"])]
+    #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["ranks", "hosts", "per_host", "gpus", "device",
+          "link", "one_process", "links"])]
     cluster: Option<String>,
 }
 
@@ -380,6 +383,17 @@ impl Machine {
             false => self.uneven(link)?,
         };
         topology.direct = self.one_process;
+        if self.gpus.is_some() && self.device == DeviceKind::Host {
+            bail!("--gpus says which ranks share a GPU: the host device has none");
+        }
+        if let Some(gpus) = self.gpus {
+            let places = topology.places().0;
+            topology
+                .ranks
+                .iter_mut()
+                .zip(places)
+                .for_each(|(r, place)| r.device = (place % gpus).to_string());
+        }
         let Some(path) = &self.links else { return Ok((topology, None)) };
         let name = path.display();
         let text = std::fs::read_to_string(path).with_context(|| {
@@ -465,6 +479,7 @@ mod tests {
                 ranks,
                 hosts,
                 per_host: Vec::new(),
+                gpus: None,
                 root: 0,
                 device,
                 link: None,
@@ -518,8 +533,21 @@ mod tests {
         };
         let host = with(DeviceKind::Host, Link::NvLink).unwrap_err().to_string();
         assert!(host.contains("--link host"), "{host}");
+        let base = options(Collective::AllReduce, DeviceKind::Host, (4, 1));
+        let machine = Machine { gpus: Some(1), ..base.machine.clone() };
+        let none = table(&Options { machine, ..base }, Collective::AllReduce).unwrap_err().to_string();
+        assert!(none.contains("--gpus"), "{none}");
         let text = with(DeviceKind::Cuda { sm: 90 }, Link::Pcie).unwrap();
         assert!(text.contains("cuda:90 over pcie, built-in") && !text.contains("LL128"), "{text}");
+    }
+
+    #[test]
+    fn ranks_that_share_a_gpu_take_turns() {
+        let base = options(Collective::AllReduce, DeviceKind::Cuda { sm: 90 }, (6, 2));
+        let machine = Machine { gpus: Some(2), ..base.machine };
+        let (topology, _) = machine.topology().unwrap();
+        let devices: Vec<&str> = topology.ranks.iter().map(|rank| rank.device.as_str()).collect();
+        assert_eq!((devices, topology.most_on_a_device()), (vec!["0", "1", "0", "0", "1", "0"], 2));
     }
 
     #[test]

@@ -140,6 +140,14 @@ def test_adaptive(script, library, ranks):
 @pytest.mark.host
 @pytest.mark.torch
 @pytest.mark.tool
+def test_explain(script, library, quick, pytestconfig):
+    points = 180 if quick else 1000
+    script("explain", library, "--hawser", pytestconfig.getoption("hawser"), "--points", points, seconds=590)
+
+
+@pytest.mark.host
+@pytest.mark.torch
+@pytest.mark.tool
 def test_live_rules(script, library, ranks, pytestconfig):
     script("live_rules", library, pytestconfig.getoption("hawser"), ranks, "--switches", "50", seconds=400)
 

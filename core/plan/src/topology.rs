@@ -88,6 +88,13 @@ impl Topology {
         (places, most)
     }
 
+    /// The ranks of the device that most of them share.
+    pub fn most_on_a_device(&self) -> usize {
+        let mut devices: Vec<(u32, &str)> = self.ranks.iter().map(|r| (r.host, r.device.as_str())).collect();
+        devices.sort_unstable();
+        devices.chunk_by(|a, b| a == b).map(<[_]>::len).max().unwrap_or(1)
+    }
+
     /// Ranks per host where every host has equally many and they follow one another; None otherwise.
     pub fn per_host(&self) -> Option<u32> {
         let (size, hosts) = (self.size(), self.hosts());

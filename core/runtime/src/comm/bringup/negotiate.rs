@@ -198,9 +198,11 @@ pub fn knobs_of(topology: &mut Topology, measured: bool) -> Result<PlanConfig> {
     if topology.hosts() > 1 {
         knobs_for_network(&mut plan_config, settings);
     }
+    topology.direct &= settings.direct;
     let mut room = u64::MAX;
     if let Some(device) = &here {
-        let own = [PeerInfo::new(&**device, settings, &plan_config, None)];
+        let own = PeerInfo::new(&**device, settings, &plan_config, None);
+        let own = vec![own; topology.most_on_a_device()];
         limit_ctas(&mut plan_config, &own);
         room = peer_info::room(&own);
         topology.queues = device.caps().queues;
