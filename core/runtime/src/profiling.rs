@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use hawser_base::error::Result;
 use hawser_base::log;
-use hawser_compat::profiler::with_ancestors;
+use hawser_compat::profiler::{comes_along, with_ancestors};
 use hawser_device::{Device, Stream};
 use hawser_plan::p2p::Message;
-use hawser_plan::{Call, Route, Topology};
+use hawser_plan::{Call, Collective, DataType, Route, Topology};
 use hawser_plugin::profiler::{
     Event, EventHandle, EventMask, EventState, ProfilerConfig, ProfilerContext, StateArgs, What,
 };
@@ -55,32 +55,36 @@ impl Profiling {
 
     /// Starts an event without a parent; None if nobody wants it.
     pub fn span(self: &Arc<Self>, what: &What<'_>) -> Option<Arc<Span>> {
-        self.start(None, None, (what, 0))
+        self.start((None, None), what, 0)
     }
 
+    /// Starts an event below another one, and in a group, where these are wanted; None if nobody wants it.
+    /// Profilers of NCCL's versions 1 to 4 have no place for calls, but for the operations inside them: an
+    /// event that is wanted exists even if no profiler takes it.
     fn start(
         self: &Arc<Self>,
-        parent: Option<&Arc<Span>>,
-        group: Option<&Arc<Span>>,
-        (what, tag): (&What<'_>, u64),
+        (parent, group): (Option<&Arc<Span>>, Option<&Arc<Span>>),
+        what: &What<'_>,
+        tag: u64,
     ) -> Option<Arc<Span>> {
-        if self.open.is_empty() {
+        let kind = what.kind();
+        let mut handles = Handles::new();
+        let mut is_wanted = false;
+        for (index, profiler) in self.open.iter().enumerate() {
+            let wanted = comes_along(profiler.mask(), kind);
+            is_wanted |= wanted;
+            let handle = || {
+                let known = |span: Option<&Arc<Span>>| span.and_then(|s| s.handles[index]);
+                let what = in_group(what, known(group));
+                profiler.start(&Event { parent: known(parent), rank: self.rank, what, tag })
+            };
+            handles.push(if wanted { handle() } else { None });
+        }
+        if !is_wanted {
             return None;
         }
-        let mut handles = Vec::with_capacity(self.open.len());
-        // Profilers of NCCL's versions 1 to 4 have no place for calls, but for the operations inside them: an
-        // event that is wanted exists even if no profiler takes it.
-        let mut is_wanted = parent.is_some();
-        for (index, profiler) in self.open.iter().enumerate() {
-            let wanted = with_ancestors(profiler.mask()).contains(what.kind());
-            is_wanted |= wanted;
-            let known = |span: Option<&Arc<Span>>| span.and_then(|s| s.handles[index]);
-            let what = in_group(what, known(group));
-            let event = Event { parent: known(parent), rank: self.rank, what, tag };
-            handles.push(wanted.then(|| profiler.start(&event)).flatten());
-        }
-        let span = Span { profiling: self.clone(), parent: parent.cloned(), _group: group.cloned(), handles };
-        is_wanted.then(|| Arc::new(span))
+        let (parent, _group) = (parent.cloned(), group.cloned());
+        Some(Arc::new(Span { profiling: self.clone(), parent, _group, handles }))
     }
 }
 
@@ -99,22 +103,16 @@ pub struct Span {
     parent: Option<Arc<Span>>,
     /// Kept open while this event lasts.
     _group: Option<Arc<Span>>,
-    handles: Vec<Option<EventHandle>>,
+    handles: Handles,
 }
+
+/// The event as each profiler knows it; there is mostly one.
+type Handles = SmallVec<[Option<EventHandle>; 1]>;
 
 impl Span {
     /// Starts an event inside this one.
     pub fn child(self: &Arc<Self>, what: &What<'_>) -> Option<Arc<Span>> {
-        self.profiling.start(Some(self), None, (what, 0))
-    }
-
-    /// Starts an event inside this one that belongs to a group.
-    fn child_of_group(
-        self: &Arc<Self>,
-        group: Option<&Arc<Span>>,
-        tagged: (&What<'_>, u64),
-    ) -> Option<Arc<Span>> {
-        self.profiling.start(Some(self), group, tagged)
+        self.profiling.start((Some(self), None), what, 0)
     }
 
     /// True if any profiler wants events of this kind.
@@ -145,6 +143,7 @@ impl Drop for Span {
 
 /// The events around one group of calls on a communicator.
 pub struct GroupSpans {
+    profiling: Arc<Profiling>,
     api: Option<Arc<Span>>,
     group: Option<Arc<Span>>,
     /// The calls are captured: they move nothing now, and nobody knows when their replays do.
@@ -163,7 +162,8 @@ impl GroupSpans {
         }
         let is_captured = device.stream_state(stream)?.capture.is_some();
         let api = profiling.span(&What::GroupApi { depth: 1, captured: is_captured });
-        Ok(Some(Arc::new(Self { api, group: profiling.span(&What::Group), is_captured })))
+        let group = profiling.span(&What::Group);
+        Ok(Some(Arc::new(Self { profiling: profiling.clone(), api, group, is_captured })))
     }
 
     /// A collective of the group with the tag that the program gave it, run so on so many channels, which
@@ -179,7 +179,7 @@ impl GroupSpans {
         (algorithm, route, channels): (&str, Route, u8),
         predicted_ns: u64,
     ) -> CollectiveSpans {
-        let (func, datatype) = (nccl_name(call.collective.name()), nccl_type(call.dtype.name()));
+        let (func, datatype) = (nccl_name(call.collective), nccl_type(call.dtype));
         let root = call.root;
         let api = What::CollApi {
             func,
@@ -189,14 +189,12 @@ impl GroupSpans {
             stream: stream.0,
             captured: self.is_captured,
         };
-        let api = self.api.as_ref().and_then(|group| group.child_of_group(None, (&api, tag)));
-        let Some(api) = api else { return CollectiveSpans::default() };
+        let api = self.profiling.start((self.api.as_ref(), None), &api, tag);
         // NCCL's spelling; an executor that NCCL does not have stands behind the algorithm.
-        let mut algo = algorithm.to_ascii_uppercase();
-        if route.is_fused() || route.is_copied() {
-            algo.extend(["/", &route.executor.name().to_ascii_uppercase()]);
-        }
-        let proto = route.protocol.name().to_ascii_uppercase();
+        let has_executor = route.is_fused() || route.is_copied();
+        let (slash, executor) = if has_executor { ("/", route.executor.name()) } else { ("", "") };
+        let algo = Upper::new([algorithm, slash, executor]);
+        let proto = Upper::new([route.protocol.name(), "", ""]);
         let what = What::Coll {
             seq: number,
             func,
@@ -207,11 +205,11 @@ impl GroupSpans {
             datatype,
             channels,
             warps: 16,
-            algo: &algo,
-            proto: &proto,
+            algo: algo.text(),
+            proto: proto.text(),
             group: None,
         };
-        let event = api.child_of_group(self.group.as_ref(), (&what, tag));
+        let event = self.profiling.start((api.as_ref(), self.group.as_ref()), &what, tag);
         if let Some(event) = event.as_ref().filter(|_| predicted_ns > 0) {
             event.record(EventState::PREDICTED, StateArgs::Predicted(predicted_ns));
         }
@@ -225,8 +223,8 @@ impl GroupSpans {
             datatype,
             stream: stream.0,
         };
-        let is_copied = route.is_copied() && api.wants(EventMask::CE_COLL);
-        let copied = if is_copied { api.child_of_group(None, (&by_copies, tag)) } else { None };
+        let copied = route.is_copied().then(|| self.profiling.start((api.as_ref(), None), &by_copies, tag));
+        let copied = copied.flatten();
         CollectiveSpans { event, copied }
     }
 
@@ -235,10 +233,10 @@ impl GroupSpans {
         let func = if message.send { "Send" } else { "Recv" };
         let (count, datatype) = (message.bytes, "ncclInt8");
         let api = What::P2pApi { func, count, datatype, stream: stream.0, captured: self.is_captured };
-        let api = self.api.as_ref()?.child(&api)?;
+        let api = self.profiling.start((self.api.as_ref(), None), &api, 0);
         let (buff, peer) = (message.addr, message.peer);
         let what = What::P2p { func, buff, datatype, count, peer, channels: 1, group: None };
-        api.child_of_group(self.group.as_ref(), (&what, 0))
+        self.profiling.start((api.as_ref(), self.group.as_ref()), &what, 0)
     }
 
     /// A one-sided operation of the group: one event of its call, and in it one for each rank that it has to
@@ -248,18 +246,18 @@ impl GroupSpans {
         let count = transfers.iter().map(|transfer| transfer.count).sum();
         let captured = self.is_captured;
         let api = What::P2pApi { func, count, datatype, stream: stream.0, captured };
-        let Some(api) = self.api.as_ref().and_then(|group| group.child(&api)) else { return Vec::new() };
+        let api = self.profiling.start((self.api.as_ref(), None), &api, 0);
         let transfer = |transfer: &Transfer| {
             let Transfer { peer, buff, count } = *transfer;
             let what = What::P2p { func, buff, datatype, count, peer, channels: 0, group: None };
-            api.child_of_group(self.group.as_ref(), (&what, 0))
+            self.profiling.start((api.as_ref(), self.group.as_ref()), &what, 0)
         };
         transfers.iter().filter_map(transfer).collect()
     }
 
     /// A launch of the group is put on a stream; what the returned span lasts.
     pub fn launch(&self, stream: Stream) -> Option<Arc<Span>> {
-        self.api.as_ref()?.child(&What::KernelLaunch { stream: stream.0 })
+        self.profiling.start((self.api.as_ref(), None), &What::KernelLaunch { stream: stream.0 }, 0)
     }
 }
 
@@ -292,37 +290,61 @@ pub struct Transfer {
     pub count: u64,
 }
 
-/// `all_reduce` is `AllReduce` in NCCL's events.
-fn nccl_name(name: &str) -> &'static str {
-    match name {
-        "all_reduce" => "AllReduce",
-        "all_gather" => "AllGather",
-        "reduce_scatter" => "ReduceScatter",
-        "broadcast" => "Broadcast",
-        "reduce" => "Reduce",
-        "alltoall" | "all_to_all" => "AlltoAll",
-        "gather" => "Gather",
-        "scatter" => "Scatter",
-        _ => "Unknown",
+/// Letters of a text in capitals at most; what follows is left out.
+const MOST_CAPITALS: usize = 48;
+
+/// A text in capitals, without memory of its own: one is made for every collective.
+struct Upper {
+    letters: [u8; MOST_CAPITALS],
+    length: usize,
+}
+
+impl Upper {
+    /// The parts, one behind the other.
+    fn new(parts: [&str; 3]) -> Self {
+        let mut upper = Self { letters: [0; MOST_CAPITALS], length: 0 };
+        for letter in parts.iter().flat_map(|part| part.bytes()).take(MOST_CAPITALS) {
+            upper.letters[upper.length] = letter.to_ascii_uppercase();
+            upper.length += 1;
+        }
+        upper
+    }
+
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.letters[..self.length]).unwrap_or_default()
     }
 }
 
-/// `float` is `ncclFloat32` in NCCL's events.
-fn nccl_type(name: &str) -> &'static str {
-    match name {
-        "int8" => "ncclInt8",
-        "uint8" => "ncclUint8",
-        "int32" => "ncclInt32",
-        "uint32" => "ncclUint32",
-        "int64" => "ncclInt64",
-        "uint64" => "ncclUint64",
-        "half" => "ncclFloat16",
-        "float" => "ncclFloat32",
-        "double" => "ncclFloat64",
-        "bfloat16" => "ncclBfloat16",
-        "f8e4m3" => "ncclFloat8e4m3",
-        "f8e5m2" => "ncclFloat8e5m2",
-        _ => "Unknown",
+/// The name of a collective in NCCL's events.
+fn nccl_name(collective: Collective) -> &'static str {
+    match collective {
+        Collective::AllReduce => "AllReduce",
+        Collective::AllGather => "AllGather",
+        Collective::ReduceScatter => "ReduceScatter",
+        Collective::Broadcast => "Broadcast",
+        Collective::Reduce => "Reduce",
+        Collective::AllToAll => "AlltoAll",
+        Collective::Gather => "Gather",
+        Collective::Scatter => "Scatter",
+        Collective::SendRecv => "Unknown",
+    }
+}
+
+/// The name of a type in NCCL's events.
+fn nccl_type(datatype: DataType) -> &'static str {
+    match datatype {
+        DataType::Int8 => "ncclInt8",
+        DataType::Uint8 => "ncclUint8",
+        DataType::Int32 => "ncclInt32",
+        DataType::Uint32 => "ncclUint32",
+        DataType::Int64 => "ncclInt64",
+        DataType::Uint64 => "ncclUint64",
+        DataType::Float16 => "ncclFloat16",
+        DataType::Float32 => "ncclFloat32",
+        DataType::Float64 => "ncclFloat64",
+        DataType::Bfloat16 => "ncclBfloat16",
+        DataType::Float8e4m3 => "ncclFloat8e4m3",
+        DataType::Float8e5m2 => "ncclFloat8e5m2",
     }
 }
 
@@ -330,8 +352,8 @@ fn nccl_type(name: &str) -> &'static str {
 mod tests {
     use std::sync::Mutex;
 
+    use hawser_plan::ReduceOp;
     use hawser_plan::Scalar;
-    use hawser_plan::{Collective, DataType, ReduceOp};
 
     use super::*;
 

@@ -29,6 +29,10 @@ impl EventMask {
     pub const CE_SYNC: Self = Self(1 << 13);
     pub const CE_BATCH: Self = Self(1 << 14);
     pub const KERNEL_PHASE: Self = Self(1 << 15);
+    /// No kind: with it the host leaves out events that are not asked for and only stand above those that
+    /// are, so that operations have no calls around them. Each event costs the job a little. Hosts that do
+    /// not know it, NCCL among them, report them all the same.
+    pub const ALONE: Self = Self(1 << 63);
 
     /// True if all of `other` is in.
     pub fn contains(self, other: Self) -> bool {

@@ -1,6 +1,5 @@
 //! How many events of each kind there were, and what they were to move.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use hawser_plugin::profiler::What;
@@ -10,13 +9,15 @@ use crate::record::Bytes;
 
 /// More different functions than a host has.
 const MOST_FUNCTIONS: usize = 64;
+/// The name that all further ones share.
+const OTHER: &str = "other";
 
 /// Counters of a communicator.
 #[derive(Default)]
 pub struct Counts {
     kinds: [u64; KINDS.len()],
     /// Collectives and messages: number and bytes of this rank's buffer.
-    functions: BTreeMap<String, (u64, u64)>,
+    functions: Vec<(String, u64, u64)>,
 }
 
 impl Counts {
@@ -30,16 +31,16 @@ impl Counts {
             return;
         };
         let bytes = count.saturating_mul(element_bytes(datatype));
-        let func = if self.functions.len() < MOST_FUNCTIONS || self.functions.contains_key(func) {
-            func
-        } else {
-            "other"
+        let is_full = self.functions.len() >= MOST_FUNCTIONS;
+        // The first of few: comparing is quicker than any search.
+        let mut find = |func: &str| {
+            let found = self.functions.iter_mut().find(|(known, ..)| known == func);
+            found.map(|(_, number, sum)| (*number, *sum) = (*number + 1, sum.saturating_add(bytes))).is_some()
         };
-        if let Some((number, sum)) = self.functions.get_mut(func) {
-            (*number, *sum) = (*number + 1, sum.saturating_add(bytes));
-        } else {
-            self.functions.insert(func.to_owned(), (1, bytes));
+        if find(func) || is_full && find(OTHER) {
+            return;
         }
+        self.functions.push((if is_full { OTHER } else { func }.to_owned(), 1, bytes));
     }
 
     /// One line: `4 group, 3 coll; AllReduce 3 (1.2 MB)`.
@@ -47,7 +48,9 @@ impl Counts {
         let kinds = KINDS.iter().zip(self.kinds).filter(|(_, count)| *count > 0);
         let kinds: Vec<String> = kinds.map(|((name, _), count)| format!("{count} {name}")).collect();
         let mut text = if kinds.is_empty() { "no events".to_owned() } else { kinds.join(", ") };
-        for (at, (function, (number, bytes))) in self.functions.iter().enumerate() {
+        let mut functions: Vec<_> = self.functions.iter().collect();
+        functions.sort();
+        for (at, (function, number, bytes)) in functions.into_iter().enumerate() {
             let before = if at == 0 { "; " } else { ", " };
             let _ = write!(text, "{before}{function} {number} ({})", Bytes(*bytes));
         }

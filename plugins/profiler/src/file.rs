@@ -19,15 +19,13 @@ use std::time::{Duration, Instant};
 use hawser_plugin::{Error, ErrorKind, Log, Result};
 use rustix::process::{Resource, getrlimit};
 
-use crate::record::Record;
-
 /// Between two lines.
 pub const SEPARATOR: &str = ",\n";
 const OPENING: &str = "[\n";
 const CLOSING: &str = "\n]\n";
 
-/// Records that wait for the writer at most.
-const QUEUE: usize = 8192;
+/// Batches of lines that wait for the writer at most.
+const QUEUE: usize = 32;
 /// The time for which the writer collects a batch, and the most that it collects.
 const BATCH_TIME: Duration = Duration::from_millis(50);
 const BATCH_BYTES: usize = 1 << 20;
@@ -43,8 +41,8 @@ pub struct TraceFile {
 }
 
 enum Message {
-    Record(Record),
-    Line(String),
+    /// Lines that are joined already, and their number.
+    Lines(String, u64),
     /// A line that every file begins with from then on.
     Head(String),
     /// Answered when everything before it is written.
@@ -85,24 +83,15 @@ impl TraceFile {
         Ok(Self { queue: Some(queue), over: Mutex::new(over), lost })
     }
 
-    /// Hands a record to the writer; false, and the record is lost, if that is too far behind.
-    pub fn send(&self, record: Record) -> bool {
-        self.queue.as_ref().is_some_and(|queue| queue.try_send(Message::Record(record)).is_ok())
-    }
-
-    /// Hands a line to the writer and waits for room until `deadline`.
-    pub fn send_line(&self, line: String, deadline: Instant) -> bool {
-        self.wait(Message::Line(line), deadline)
+    /// Hands lines that are joined to the writer, which stand for `count` events, and waits for room until
+    /// `deadline`; false, and they are lost, if there is none.
+    pub fn send_lines(&self, lines: String, count: u64, deadline: Instant) -> bool {
+        self.wait(Message::Lines(lines, count), deadline)
     }
 
     /// Hands a line to the writer that is in every part of the trace; waits for room until `deadline`.
     pub fn send_head(&self, line: String, deadline: Instant) -> bool {
         self.wait(Message::Head(line), deadline)
-    }
-
-    /// Hands a record to the writer and waits for room until `deadline`.
-    pub fn send_late(&self, record: Record, deadline: Instant) -> bool {
-        self.wait(Message::Record(record), deadline)
     }
 
     /// Waits until everything so far is written; false if the writer does not get there by `deadline`.
@@ -224,12 +213,11 @@ struct Batch {
 
 impl Batch {
     fn add(&mut self, message: Message) {
-        let line = match message {
-            Message::Record(record) => record.lines(),
-            Message::Line(line) => line,
+        let (line, count) = match message {
+            Message::Lines(lines, count) => (lines, count),
             Message::Head(line) => {
                 self.heads.push(line.clone());
-                line
+                (line, 1)
             }
             Message::Flush(waiting) => return self.waiting.push(waiting),
         };
@@ -237,7 +225,7 @@ impl Batch {
             self.text.push_str(SEPARATOR);
         }
         self.text.push_str(&line);
-        self.count += 1;
+        self.count += count;
     }
 }
 
@@ -336,7 +324,7 @@ mod tests {
     }
 
     fn line(file: &TraceFile, text: &str) {
-        assert!(file.send_line(text.to_owned(), TraceFile::deadline()));
+        assert!(file.send_lines(text.to_owned(), 1, TraceFile::deadline()));
     }
 
     #[test]
@@ -395,8 +383,8 @@ mod tests {
             Writer { sink, path, most_bytes: None, heads, name, log, lost: lost_here, said: false };
         for _ in 0..2 {
             let mut batch = Batch::default();
-            batch.add(Message::Line("1".into()));
-            batch.add(Message::Line("2".into()));
+            batch.add(Message::Lines("1".into(), 1));
+            batch.add(Message::Lines("2".into(), 1));
             writer.write(&batch);
         }
         assert_eq!(lost.load(Ordering::Relaxed), 4);

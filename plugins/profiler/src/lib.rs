@@ -4,7 +4,12 @@
 //!
 //! | file | does |
 //! |---|---|
-//! | `context` | takes the host's calls, counts, sums up at the end |
+//! | `context` | takes the host's calls, sums up at the end |
+//! | `queue` | the steps of events, as the host's threads leave them |
+//! | `clock` | the times of steps |
+//! | `follower` | the thread that takes the steps of all communicators |
+//! | `watched` | what it makes of the steps of one: counts, lines, figures |
+//! | `count` | counts of events |
 //! | `tree` | finds out when an event is really over: after its last child |
 //! | `describe` | names an event and its particulars |
 //! | `record` | a finished event, and its lines in the trace |
@@ -12,8 +17,8 @@
 //! | `expose` | writes them to a file, and answers clients |
 //! | `file` | writes lines from a thread of its own; the file is valid JSON after each write |
 //!
-//! Nothing here waits on the way of an operation: if the writer cannot keep up, events are dropped and
-//! counted. `README.md` describes the settings.
+//! Nothing here waits on the way of an operation, or makes a text there: if the threads cannot keep up, events
+//! are dropped and counted. `README.md` describes the settings.
 //!
 //! ```
 //! use hawser_plugin::profiler::{EventMask, Profiler};
@@ -24,15 +29,19 @@
 //! assert!(!TraceProfiler::new(settings).name().is_empty());
 //! ```
 
+mod clock;
 mod context;
 mod count;
 mod describe;
 mod expose;
 mod file;
+mod follower;
 mod metrics;
+mod queue;
 mod record;
 mod settings;
 mod tree;
+mod watched;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -42,11 +51,13 @@ use hawser_plugin::profiler::{EventMask, ProfilerConfig, ProfilerContext};
 use hawser_plugin::{Error, ErrorKind, Profiler, Result};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use context::{Context, Outlets};
+use context::Context;
 use expose::Figures;
 use file::TraceFile;
+use follower::Follower;
 use metrics::Metrics;
 pub use settings::{Listen, Settings};
+use watched::Outlets;
 
 /// A profiler that counts events and writes a trace. All communicators of a process with the same file name
 /// share the file.
@@ -54,8 +65,8 @@ pub struct TraceProfiler {
     settings: Result<Settings>,
     files: Mutex<Files>,
     figures: Mutex<PerProcess>,
-    /// Handles are numbers that no other communicator of this profiler has.
-    last_event: Arc<AtomicU64>,
+    follower: Arc<Follower>,
+    /// Communicators so far. Handles of events are numbers that no other communicator of this profiler has.
     contexts: AtomicU64,
 }
 
@@ -88,8 +99,8 @@ impl TraceProfiler {
     }
 
     fn with(settings: Result<Settings>) -> Self {
-        let (last_event, contexts) = (Arc::default(), AtomicU64::new(0));
-        Self { settings, files: Mutex::default(), figures: Mutex::default(), last_event, contexts }
+        let (follower, contexts) = (Arc::default(), AtomicU64::new(0));
+        Self { settings, files: Mutex::default(), figures: Mutex::default(), follower, contexts }
     }
 
     /// The figures of this process. Where they cannot go anywhere, a warning says so and there are none: a
@@ -110,6 +121,7 @@ impl TraceProfiler {
             None => made().inspect(|_| own.rank = config.rank),
         };
         let started = started.and_then(|metrics| {
+            metrics.follow(&self.follower);
             own.metrics = Some(metrics.clone());
             let file = (settings.metrics_file_of(own.rank), settings.metrics_interval);
             Figures::start(metrics, file, settings.metrics_listen_of(own.rank).as_ref(), &config.log)
@@ -154,6 +166,6 @@ impl Profiler for TraceProfiler {
         let figures = (wanted && settings.has_metrics()).then(|| self.figures(settings, config)).flatten();
         let number = self.contexts.fetch_add(1, Ordering::Relaxed);
         let outlets = Outlets { file, figures };
-        Ok(Box::new(Context::new(config, settings.mask, outlets, number, self.last_event.clone())))
+        Ok(Box::new(Context::new(config, settings.mask, outlets, (number, &self.follower))?))
     }
 }

@@ -3,6 +3,7 @@
 //! All communicators of a process share one set. A finished operation is three additions to counters; the
 //! text is made when somebody asks for it.
 
+use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use prometheus::core::Collector;
@@ -10,6 +11,7 @@ use prometheus::{
     Counter, CounterVec, Gauge, GaugeVec, HistogramOpts, HistogramVec, Opts, Registry, TextEncoder,
 };
 
+use crate::follower::Follower;
 use crate::record::Record;
 
 /// Upper bounds of the times of operations, in seconds.
@@ -61,6 +63,8 @@ pub struct Member {
 
 /// The figures of a process.
 pub struct Metrics {
+    /// Takes what has come, before somebody reads.
+    follower: OnceLock<Arc<Follower>>,
     registry: Registry,
     seconds: HistogramVec,
     busbw: HistogramVec,
@@ -143,6 +147,7 @@ impl Metrics {
                 &["communicator", "name", "comm_rank", "ranks"],
             )?,
             registry,
+            follower: OnceLock::new(),
         };
         metrics.register()?;
         Ok(metrics)
@@ -164,6 +169,11 @@ impl Metrics {
             Box::new(self.communicators.clone()),
         ];
         all.into_iter().try_for_each(|family| self.registry.register(family))
+    }
+
+    /// Names the one that follows the events of this process.
+    pub fn follow(&self, follower: &Arc<Follower>) {
+        self.follower.get_or_init(|| follower.clone());
     }
 
     /// Notes that an event of a kind has begun.
@@ -205,9 +215,9 @@ impl Metrics {
         self.last.set(now.as_secs_f64());
     }
 
-    /// Notes that an event was not followed.
-    pub fn dropped(&self) {
-        self.dropped.inc();
+    /// Notes events that were not followed.
+    pub fn dropped(&self, count: u64) {
+        self.dropped.inc_by(count as f64);
     }
 
     /// Notes a communicator that opens, or that closes.
@@ -223,11 +233,14 @@ impl Metrics {
         }
     }
 
-    /// All figures in Prometheus's text format.
+    /// All figures in Prometheus's text format, of everything that has come by now.
     ///
     /// # Errors
     /// A family without any figure, which the registry does not give.
     pub fn text(&self) -> prometheus::Result<String> {
+        if let Some(follower) = self.follower.get() {
+            follower.look();
+        }
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
 }
@@ -298,7 +311,7 @@ mod tests {
         metrics.began("coll");
         metrics.began("coll");
         metrics.ended(&record("Weird", 1, 5, true), 4);
-        metrics.dropped();
+        metrics.dropped(1);
         let text = metrics.text().unwrap();
         let is = |begin: &str, wanted: f64| {
             let found = value(&text, begin);

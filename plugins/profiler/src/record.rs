@@ -3,8 +3,6 @@
 use std::fmt;
 
 use hawser_plugin::profiler::ProfilerConfig;
-use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
 use serde_json::json;
 
 use crate::describe::{KINDS, Particulars, Value};
@@ -55,55 +53,132 @@ impl Record {
         found.map_or(0, |(_, value)| if let Value::Number(number) = value { *number } else { 0 })
     }
 
-    /// The event as lines of a Chrome trace, joined like the others. Events that nest in their thread are one
-    /// complete event; others, which may overlap, are an asynchronous pair.
-    pub fn lines(&self) -> String {
-        let (category, nests) = KINDS[self.kind];
-        let begin = Line {
-            ph: if nests { "X" } else { "b" },
-            cat: category,
-            name: &self.name,
-            pid: self.process,
-            tid: self.thread,
-            ts: microseconds(self.start),
-            dur: nests.then(|| microseconds(self.end.saturating_sub(self.start))),
-            id2: (!nests).then(|| Id { local: hex(self.id) }),
-            args: Some(Args(self)),
-        };
+    /// Adds the event as lines of a Chrome trace, joined like the others. Events that nest in their thread are
+    /// one complete event; others, which may overlap, are an asynchronous pair.
+    pub fn write_lines(&self, to: &mut String) {
+        let (_, nests) = KINDS[self.kind];
+        let mut line = Line { to };
+        line.begin(if nests { 'X' } else { 'b' }, self, self.start);
         if nests {
-            return json(&begin);
+            line.key("dur");
+            line.microseconds(self.end.saturating_sub(self.start));
+        } else {
+            line.id(self);
         }
-        let end = Line { ph: "e", ts: microseconds(self.end), id2: begin.id2.clone(), args: None, ..begin };
-        format!("{}{}{}", json(&begin), crate::file::SEPARATOR, json(&end))
+        line.to.push_str(",\"args\":{\"event\":");
+        line.hex(self.id);
+        self.write_args(&mut line);
+        line.to.push_str("}}");
+        if !nests {
+            line.to.push_str(crate::file::SEPARATOR);
+            line.begin('e', self, self.end);
+            line.id(self);
+            line.to.push('}');
+        }
+    }
+
+    /// Everything about the event that has no place of its own.
+    fn write_args(&self, line: &mut Line<'_>) {
+        if let Some(parent) = self.parent {
+            line.key("parent");
+            line.hex(parent);
+        }
+        for (name, value) in &self.particulars {
+            line.key(name);
+            match value {
+                Value::Number(number) => line.number(*number),
+                Value::Truth(truth) => line.to.push_str(if *truth { "true" } else { "false" }),
+                Value::Text(text) => line.text(text),
+                Value::Hex(number) => line.hex(*number),
+            }
+        }
+        if !self.states.is_empty() {
+            line.key("states_us");
+            for (at, (name, time)) in self.states.iter().enumerate() {
+                line.to.push_str(if at == 0 { "[[" } else { ",[" });
+                line.text(name);
+                line.to.push(',');
+                line.microseconds(time.saturating_sub(self.start));
+                line.to.push(']');
+            }
+            line.to.push(']');
+        }
+        if self.unfinished {
+            line.to.push_str(",\"unfinished\":true");
+        }
     }
 }
 
-/// A line of the trace, with the names of the format.
-#[derive(Serialize)]
+/// A line of the trace that is being written. It is made piece by piece, since there are millions of them: a
+/// serializer took several times as long, on a processor that the job may need.
 struct Line<'a> {
-    ph: &'static str,
-    cat: &'static str,
-    name: &'a str,
-    pid: u32,
-    tid: u32,
-    ts: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dur: Option<f64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    id2: Option<Id>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    args: Option<Args<'a>>,
+    to: &'a mut String,
 }
 
-/// The number of an asynchronous event within its process.
-#[derive(Serialize, Clone)]
-struct Id {
-    local: String,
-}
+impl Line<'_> {
+    fn begin(&mut self, phase: char, record: &Record, at: u64) {
+        self.to.push_str("{\"ph\":\"");
+        self.to.push(phase);
+        self.to.push_str("\",\"cat\":\"");
+        self.to.push_str(record.category());
+        self.to.push_str("\",\"name\":");
+        self.text(&record.name);
+        self.key("pid");
+        self.number(record.process.into());
+        self.key("tid");
+        self.number(record.thread.into());
+        self.key("ts");
+        self.microseconds(at);
+    }
 
-/// Nothing in a line can fail to be written; an empty object would still be a line.
-fn json(line: &Line<'_>) -> String {
-    serde_json::to_string(line).unwrap_or_else(|_| "{}".to_owned())
+    /// The number of an asynchronous event within its process.
+    fn id(&mut self, record: &Record) {
+        self.to.push_str(",\"id2\":{\"local\":");
+        self.hex(record.id);
+        self.to.push('}');
+    }
+
+    /// The name of a further member; ours need no escapes.
+    fn key(&mut self, name: &str) {
+        self.to.push_str(",\"");
+        self.to.push_str(name);
+        self.to.push_str("\":");
+    }
+
+    fn number(&mut self, number: u64) {
+        self.to.push_str(itoa::Buffer::new().format(number));
+    }
+
+    /// A time as the trace has it, of nanoseconds.
+    fn microseconds(&mut self, nanoseconds: u64) {
+        self.number(nanoseconds / 1000);
+        let rest = (nanoseconds % 1000) as u16;
+        self.to.push('.');
+        for digit in [rest / 100, rest / 10 % 10, rest % 10] {
+            self.to.push(char::from(b'0' + digit as u8));
+        }
+    }
+
+    fn hex(&mut self, number: u64) {
+        self.to.push_str("\"0x");
+        let digits = (64 - number.leading_zeros()).div_ceil(4).max(1);
+        for at in (0..digits).rev() {
+            let digit = (number >> (4 * at) & 15) as u8;
+            self.to.push(char::from(if digit < 10 { b'0' + digit } else { b'a' + digit - 10 }));
+        }
+        self.to.push('"');
+    }
+
+    /// A text, with escapes where it needs them.
+    fn text(&mut self, text: &str) {
+        if text.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
+            self.to.push('"');
+            self.to.push_str(text);
+            self.to.push('"');
+        } else {
+            self.to.push_str(&serde_json::Value::from(text).to_string());
+        }
+    }
 }
 
 /// The line that names a communicator's process.
@@ -163,53 +238,8 @@ pub fn dropped_line(process: u32, count: u64) -> String {
         .to_string()
 }
 
-/// A time as the trace has it.
-fn microseconds(nanoseconds: u64) -> f64 {
-    nanoseconds as f64 / 1000.0
-}
-
 fn hex(number: u64) -> String {
     format!("{number:#x}")
-}
-
-/// Everything about the event that has no place of its own.
-#[derive(Clone, Copy)]
-struct Args<'a>(&'a Record);
-
-impl Serialize for Args<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let record = self.0;
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("event", &hex(record.id))?;
-        if let Some(parent) = record.parent {
-            map.serialize_entry("parent", &hex(parent))?;
-        }
-        for (name, value) in &record.particulars {
-            match value {
-                Value::Number(number) => map.serialize_entry(name, number)?,
-                Value::Truth(truth) => map.serialize_entry(name, truth)?,
-                Value::Text(text) => map.serialize_entry(name, text)?,
-                Value::Hex(number) => map.serialize_entry(name, &hex(*number))?,
-            }
-        }
-        if !record.states.is_empty() {
-            map.serialize_entry("states_us", &States(record))?;
-        }
-        if record.unfinished {
-            map.serialize_entry("unfinished", &true)?;
-        }
-        map.end()
-    }
-}
-
-/// Name and microseconds since the start of each state.
-struct States<'a>(&'a Record);
-
-impl Serialize for States<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let since = |at: u64| microseconds(at.saturating_sub(self.0.start));
-        serializer.collect_seq(self.0.states.iter().map(|(name, at)| (name, since(*at))))
-    }
 }
 
 /// For logs: sizes as people write them.
@@ -255,9 +285,15 @@ mod tests {
         }
     }
 
+    fn lines(record: &Record) -> String {
+        let mut lines = String::new();
+        record.write_lines(&mut lines);
+        lines
+    }
+
     #[test]
     fn what_overlaps_is_a_pair() {
-        let lines = record(1).lines();
+        let lines = lines(&record(1));
         let [begin, end]: [serde_json::Value; 2] = serde_json::from_str(&format!("[{lines}]")).unwrap();
         let args = json!({
             "event": "0x1a", "parent": "0x19", "count": u64::MAX, "captured": true,
@@ -280,10 +316,23 @@ mod tests {
         let mut record = record(9);
         (record.parent, record.unfinished, record.end) = (None, true, 0);
         record.states.clear();
-        let line: serde_json::Value = serde_json::from_str(&record.lines()).unwrap();
+        let line: serde_json::Value = serde_json::from_str(&lines(&record)).unwrap();
         assert_eq!((&line["ph"], &line["cat"], &line["dur"]), (&json!("X"), &json!("coll_api"), &json!(0.0)));
         assert_eq!(line["args"]["unfinished"], json!(true));
         assert!(line.get("id2").is_none() && line["args"].get("parent").is_none());
+    }
+
+    #[test]
+    fn numbers_are_written_as_others_write_them() {
+        for number in [0, 1, 9, 10, 15, 16, 255, 1 << 40, u64::MAX] {
+            let mut to = String::new();
+            let mut line = Line { to: &mut to };
+            line.hex(number);
+            line.to.push(' ');
+            line.microseconds(number);
+            let wanted = format!("\"{}\" {}.{:03}", hex(number), number / 1000, number % 1000);
+            assert_eq!(to, wanted);
+        }
     }
 
     #[test]

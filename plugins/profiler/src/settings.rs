@@ -27,16 +27,14 @@ const DEFAULT_INTERVAL: Duration = Duration::from_secs(15);
 const METRICS_LISTEN: &str = "HAWSER_METRICS_LISTEN";
 
 const DEFAULT_FILE: &str = "hawser-trace-%h-%p.json";
-/// Groups, collectives, messages, proxy operations, kernel channels, the user's calls and launches.
-const DEFAULT_MASK: u64 = EventMask::GROUP.0
-    | EventMask::COLL.0
+/// Collectives, messages, proxy operations and kernel channels, without the calls around them.
+const DEFAULT_MASK: u64 = EventMask::COLL.0
     | EventMask::P2P.0
     | EventMask::PROXY_OP.0
     | EventMask::KERNEL_CH.0
-    | EventMask::GROUP_API.0
-    | EventMask::COLL_API.0
-    | EventMask::P2P_API.0
-    | EventMask::KERNEL_LAUNCH.0;
+    | EventMask::ALONE.0;
+/// The same with groups, the user's calls and launches, as an example for those who want more.
+const LARGE_MASK: u64 = 3919;
 const ALL: u64 = (EventMask::KERNEL_PHASE.0 << 1) - 1;
 
 /// The settings: what is traced, and into which file.
@@ -155,7 +153,7 @@ impl Settings {
             let hex = text.strip_prefix("0x").or(text.strip_prefix("0X"));
             let number = hex.map_or_else(|| text.parse(), |hex| u64::from_str_radix(hex, 16));
             let number = number.map_err(|_| {
-                wrong(MASK, &format!("{text:?} is no number; write a sum of bits such as {DEFAULT_MASK}"))
+                wrong(MASK, &format!("{text:?} is no number; write a sum of bits such as {LARGE_MASK}"))
             })?;
             settings.mask = EventMask(number & ALL);
         }
@@ -300,7 +298,7 @@ mod tests {
         assert_eq!(parse(some("none"), some(" 74 ")), with(74, None));
         assert_eq!(parse(some("x%r"), some("0x4F")), with(0x4f, some("x%r")));
         assert_eq!(parse(None, some("0xffffffffffff")).mask.0, 0xffff);
-        assert_eq!(Settings::default().mask.0, 3919);
+        assert_eq!(Settings::default().mask.0 & ALL, 78);
         for bad in ["coll", "-1", "0x", "1.5", "0xg", "99999999999999999999"] {
             let error = parsed([(MASK, some(bad))]).unwrap_err();
             assert!(error.text.contains(MASK) && error.text.contains(bad), "{error}");

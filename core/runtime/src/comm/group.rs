@@ -16,6 +16,7 @@ use crate::call_check;
 use crate::comm::{Busy, Comm};
 use crate::comm_state::CommState;
 use crate::executor::Launches;
+use crate::progress::journal::now_ms;
 use crate::resolve::{Item, resolve};
 use crate::submit::submit;
 
@@ -51,6 +52,8 @@ struct Queued {
     error: Option<Error>,
     jobs: Vec<Job>,
     comms: Vec<Calls>,
+    /// The time of the first call, in milliseconds of the journals' clock.
+    since_ms: u64,
     /// Communicators of which a collective could not be queued; kept where ranks compare their calls.
     refused: Vec<Comm>,
 }
@@ -81,7 +84,8 @@ impl Group {
 }
 
 impl Queued {
-    const NONE: Self = Self { error: None, jobs: Vec::new(), comms: Vec::new(), refused: Vec::new() };
+    const NONE: Self =
+        Self { error: None, jobs: Vec::new(), comms: Vec::new(), since_ms: 0, refused: Vec::new() };
 }
 
 /// Opens a group, or one level more.
@@ -146,7 +150,6 @@ pub fn add(comm: &Comm, operation: Result<(Arc<CommState>, Item)>) -> Result<()>
             launch(std::iter::once(part)).inspect_err(record)
         }
         Ok((comm_state, item)) => {
-            comm_state.journal.queue();
             GROUP.with_borrow_mut(|g| g.add(comm, comm_state, item));
             Ok(())
         }
@@ -155,7 +158,11 @@ pub fn add(comm: &Comm, operation: Result<(Arc<CommState>, Item)>) -> Result<()>
 
 impl Group {
     fn add(&mut self, comm: &Comm, comm_state: Arc<CommState>, item: Item) {
-        let comms = &mut self.queued.comms;
+        let Queued { comms, since_ms, .. } = &mut self.queued;
+        if comms.is_empty() {
+            *since_ms = now_ms();
+        }
+        comm_state.journal.queue(*since_ms);
         // Calls on one communicator mostly follow each other.
         if let Some(calls) = comms.iter_mut().rev().find(|calls| calls.comm.id() == comm.id()) {
             return calls.items.push(item);
@@ -314,7 +321,9 @@ fn launch<'a>(parts: impl ExactSizeIterator<Item = Part<'a>>) -> Result<()> {
         return submit(&mut resolve_side_by_side(&parts.collect::<Vec<_>>())?);
     }
     here.reserve(parts.len());
+    let now = now_ms();
     for Part { comm, comm_state, items } in parts {
+        comm_state.journal.launch_at(now);
         let _spans = enter(comm_state, items);
         let is_host = comm_state.device.kernels().is_none();
         if comm.is_blocking() || !is_host {
@@ -341,6 +350,7 @@ fn enter(comm_state: &CommState, items: &[Item]) -> impl Sized + use<> {
 /// calls, and several may be in this thread.
 fn resolve_side_by_side(parts: &[Part<'_>]) -> Result<Launches> {
     let one = |Part { comm_state, items, .. }: &Part<'_>| {
+        comm_state.journal.launch_at(now_ms());
         let _spans = enter(comm_state, items);
         let mut launches = Launches::new();
         resolve(comm_state, items, &mut launches).map(|()| launches)

@@ -43,9 +43,7 @@ pub fn run(launches: &mut [&mut Launch]) -> Result<()> {
         launches.iter().filter(is_over).for_each(|launch| launch.comm.journal.done(launch.sequence));
         timed.into_iter().zip(from).for_each(|(timed, from)| timed.end(from, Stream::default()));
     }
-    let timer = now_ns();
-    channels.iter().for_each(|c| c.record(EventState::KERNEL_CH_STOP, StateArgs::Timer(timer)));
-    drop(channels);
+    end_channels(channels);
     failures.iter_mut().for_each(|(image, error)| explain(&launches, *image, error));
     for (image, error) in &failures {
         launches.iter().filter(|launch| runs_for(launch, *image)).for_each(|launch| fail(launch, error));
@@ -149,13 +147,27 @@ fn explain(launches: &[&Launch], image: u64, error: &mut Error) {
 
 /// The events of the channels of launches that begin now.
 fn channels(launches: &[&Launch]) -> Vec<Arc<Span>> {
-    let of_launch = |launch: &&Launch| {
-        let channel = |channel: u8| What::KernelCh { channel, timer: now_ns() };
+    let operation = |launch: &&Launch| launch.events.as_ref()?.operations.first().cloned();
+    if launches.iter().all(|launch| launch.events.is_none()) {
+        return Vec::new();
+    }
+    let timer = now_ns();
+    let mut all = Vec::with_capacity(launches.len());
+    for launch in launches {
+        let Some(operation) = operation(&launch) else { continue };
         let channels = 0..launch.work.channels();
-        let operation = launch.events.as_ref().and_then(|events| events.operations.first()).cloned();
-        operation.map(|op| channels.filter_map(move |c| op.child(&channel(c))).collect::<Vec<_>>())
-    };
-    launches.iter().filter_map(of_launch).flatten().collect()
+        all.extend(channels.filter_map(|channel| operation.child(&What::KernelCh { channel, timer })));
+    }
+    all
+}
+
+/// Ends the events of channels.
+fn end_channels(channels: Vec<Arc<Span>>) {
+    if channels.is_empty() {
+        return;
+    }
+    let timer = now_ns();
+    channels.iter().for_each(|c| c.record(EventState::KERNEL_CH_STOP, StateArgs::Timer(timer)));
 }
 
 /// The host's clock, which stands for the GPU's.

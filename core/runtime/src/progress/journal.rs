@@ -93,13 +93,17 @@ pub struct Place {
 /// The journal of a rank of a communicator.
 pub struct Journal {
     slot: Slot,
+    /// See [`Journal::new`].
+    is_exact: bool,
+    /// The time of the launch under way, in milliseconds of the coarse clock.
+    launched_ms: AtomicU64,
 }
 
 impl Journal {
     /// An empty journal. `is_exact`: the end of operations will be noted ([`Journal::done`]).
     pub fn new(comm_id: u64, name: &str, place: Place, is_exact: bool) -> Self {
         let Place { rank, ranks, world } = place;
-        let journal = Self { slot: Slot::new() };
+        let journal = Self { slot: Slot::new(), is_exact, launched_ms: AtomicU64::new(now_ms()) };
         let words = journal.slot.words();
         let mut bytes = [0; 8 * NAME_WORDS];
         let length = name.floor_char_boundary(bytes.len());
@@ -115,6 +119,13 @@ impl Journal {
         journal.set(Head::IsExact, u64::from(is_exact));
         journal.head(Head::InUse).store(1, Ordering::Release);
         journal
+    }
+
+    /// Notes that what is called from now on is called at this time of the coarse clock: the clock is read
+    /// once for all communicators of a group.
+    #[inline]
+    pub fn launch_at(&self, now_ms: u64) {
+        self.launched_ms.store(now_ms, Ordering::Relaxed);
     }
 
     /// Notes the call of a collective; its sequence number.
@@ -174,7 +185,14 @@ impl Journal {
     /// Notes that an operation, and all before it, are over.
     #[inline]
     pub fn done(&self, sequence: u64) {
-        self.head(Head::Done).fetch_max(sequence, Ordering::Release);
+        let done = self.head(Head::Done);
+        if !self.is_exact {
+            // Whoever asks a GPU notes what is over as well.
+            done.fetch_max(sequence, Ordering::Release);
+        } else if done.load(Ordering::Relaxed) < sequence {
+            // The thread that calls runs the operation too, and nobody else writes here.
+            done.store(sequence, Ordering::Release);
+        }
     }
 
     /// The sequence number of what was submitted last.
@@ -201,18 +219,20 @@ impl Journal {
         }
     }
 
-    /// Notes a call that waits for the end of its group.
+    /// Notes a call that waits for the end of its group, whose first call was made at that time of the coarse
+    /// clock.
     #[inline]
-    pub fn queue(&self) {
-        if self.head(Head::Queued).fetch_add(1, Ordering::Relaxed) == 0 {
-            self.set(Head::QueuedSince, now_ms());
+    pub fn queue(&self, since_ms: u64) {
+        if add_alone(self.head(Head::Queued), 1) == 1 {
+            self.set(Head::QueuedSince, since_ms);
         }
     }
 
     /// Notes that so many queued calls have been taken up, or dropped.
     #[inline]
     pub fn unqueue(&self, count: u64) {
-        self.head(Head::Queued).fetch_sub(count, Ordering::Relaxed);
+        let queued = self.get(Head::Queued);
+        self.set(Head::Queued, queued.saturating_sub(count));
     }
 
     /// Notes that the communicator was finalized.
@@ -263,7 +283,7 @@ impl Journal {
 
     fn end_entry(&self, entry: &[AtomicU64], sequence: u64, number: u64) {
         entry[entry::NUMBER].store(number, Ordering::Relaxed);
-        entry[entry::CALLED_AT].store(now_ms(), Ordering::Relaxed);
+        entry[entry::CALLED_AT].store(self.launched_ms.load(Ordering::Relaxed), Ordering::Relaxed);
         entry[entry::SEQUENCE].store(sequence, Ordering::Release);
     }
 
@@ -446,7 +466,7 @@ mod tests {
         journal.submitted(2);
         journal.done(1);
         journal.waits(MESSAGES, 2, Awaited::Data, (4, 1));
-        journal.queue();
+        journal.queue(now_ms());
         assert_eq!(
             (journal.counts()[Collective::AllReduce as usize], journal.counts().iter().sum::<u64>()),
             (1, 1)
@@ -454,7 +474,7 @@ mod tests {
         assert!(!journal.is_finalized());
         journal.finalize();
         assert!(journal.is_finalized());
-        journal.queue();
+        journal.queue(now_ms());
         let view = journal.view().unwrap();
         assert_eq!((view.comm_id, &*view.name, view.rank, view.ranks), (0xabc, "dp_group", 3, 8));
         assert_eq!((view.called, view.is_exact, view.queued.map(|(count, _)| count)), (2, true, Some(2)));

@@ -15,7 +15,7 @@ use hawser_plugin::{Error, ErrorKind, Profiler, Result};
 
 use super::abi::{Abi, Reads, Table, address, natural};
 use super::contexts::{self, Context, Contexts};
-use super::kinds::with_ancestors;
+use super::kinds::comes_along;
 use super::v4::{self, V4, text_of};
 use super::v5::{self, V5};
 use super::v6::{self, V6};
@@ -251,7 +251,7 @@ fn start_event(context: &Context, mut event: Event<'_>) -> Option<hawser_plugin:
         What::ProxyOp { pid, .. } if pid != std::process::id() as i32 => event.parent = None,
         _ => {}
     }
-    let wanted = with_ancestors(context.inner.mask()).contains(event.what.kind());
+    let wanted = comes_along(context.inner.mask(), event.what.kind());
     wanted.then(|| context.inner.start(&event))?
 }
 

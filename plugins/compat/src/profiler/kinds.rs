@@ -26,14 +26,53 @@ const ABOVE: [(EventMask, u64); 14] = [
 /// The kinds that a host reports to a profiler with this mask: those in it, and all that may stand above one
 /// of them.
 pub fn with_ancestors(mask: EventMask) -> EventMask {
-    let mut all = mask.0;
-    loop {
-        let above =
-            ABOVE.iter().filter(|(kind, _)| all & kind.0 != 0).fold(all, |all, (_, above)| all | above);
-        if above == all {
-            return EventMask(all);
+    if mask.contains(EventMask::ALONE) { mask } else { EventMask(closed(mask.0)) }
+}
+
+/// True if a host reports events of this kind to a profiler with this mask: somebody asks at every event, so
+/// this is one comparison.
+#[inline]
+pub fn comes_along(mask: EventMask, kind: EventMask) -> bool {
+    const { assert!(KINDS.is_power_of_two()) };
+    let below =
+        if mask.contains(EventMask::ALONE) { 0 } else { BELOW[kind.0.trailing_zeros() as usize % KINDS] };
+    mask.0 & (below | kind.0) != 0
+}
+
+/// More kinds than there are.
+const KINDS: usize = 32;
+
+/// The kinds of events that may have one of the kind with this bit above them, itself among them.
+const BELOW: [u64; KINDS] = {
+    let (mut all, mut kind) = ([0; KINDS], 0);
+    while kind < KINDS {
+        let mut other = 0;
+        while other < KINDS {
+            if closed(1 << other) & 1 << kind != 0 {
+                all[kind] |= 1 << other;
+            }
+            other += 1;
         }
-        all = above;
+        kind += 1;
+    }
+    all
+};
+
+/// Kinds with all that may stand above them.
+const fn closed(kinds: u64) -> u64 {
+    let mut all = kinds;
+    loop {
+        let (mut next, mut at) = (all, 0);
+        while at < ABOVE.len() {
+            if all & ABOVE[at].0.0 != 0 {
+                next |= ABOVE[at].1;
+            }
+            at += 1;
+        }
+        if next == all {
+            return all;
+        }
+        all = next;
     }
 }
 
@@ -49,6 +88,7 @@ mod tests {
         let common = of(&api) | of(&tasks);
         let cases = [
             (EventMask::NONE, 0),
+            (EventMask(EventMask::COLL.0 | EventMask::ALONE.0), of(&[EventMask::COLL, EventMask::ALONE])),
             (EventMask::PROXY_CTRL, of(&[EventMask::PROXY_CTRL])),
             (EventMask::GROUP_API, of(&[EventMask::GROUP_API])),
             (
@@ -68,6 +108,9 @@ mod tests {
         ];
         for (mask, expected) in cases {
             assert_eq!(with_ancestors(mask).0, expected, "{mask:?}");
+            for kind in (0..16).map(|bit| EventMask(1 << bit)) {
+                assert_eq!(comes_along(mask, kind), expected & kind.0 != 0, "{mask:?} {kind:?}");
+            }
         }
     }
 }

@@ -36,7 +36,7 @@ use crate::Found;
 use crate::library::Library;
 use abi::{Abi, Version};
 use adapter::Adapter;
-pub use kinds::with_ancestors;
+pub use kinds::{comes_along, with_ancestors};
 
 /// Newest first: the first one that a library has is taken.
 const VERSIONS: &[Version] = &[
