@@ -10,7 +10,7 @@
 # make docs    the book, target/book/index.html, with every link checked (installs mdBook)
 # make lab     what the tests between virtual machines need (Debian; else it says what is missing)
 # make install    into PREFIX (/opt/hawser), below DESTDIR; make uninstall takes it away
-# make packages   tarball, Debian package and wheel in target/packages
+# make packages   tarball, Debian package and wheel in target/packages, looked at by auditwheel and lintian
 
 SHELL  := /bin/bash
 PREFIX ?= /opt/hawser
@@ -25,7 +25,7 @@ BOOK   := target/book
 # in the library do not tell where it was built.
 lib plugins: export RUSTFLAGS := $(RUSTFLAGS) -C force-frame-pointers=yes --remap-path-prefix=$(CARGO_HOME)/registry/src=deps
 
-.PHONY: crates docs run test lib plugins glibc check setup release-setup lab install uninstall packages
+.PHONY: crates docs run test lib plugins glibc check setup release-setup packages-setup lab install uninstall packages
 
 run: lib
 	$(TARGET)/release/hawser perf all_reduce $(ARGS)
@@ -80,6 +80,9 @@ setup:
 release-setup:
 	@scripts/setup.sh release
 
+packages-setup:
+	@scripts/setup.sh packages
+
 lab:
 	@scripts/lab.sh
 
@@ -89,5 +92,6 @@ install: lib plugins
 uninstall:
 	@packaging/install.sh uninstall $(PREFIX) $(DESTDIR)
 
-packages: glibc
+packages: packages-setup glibc
 	@packaging/build.py --built $(TARGET)/release --out $(TARGET)/packages
+	@packaging/check.sh $(TARGET)/packages

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Makes a machine able to build Hawser: a Rust toolchain, and a CUDA compiler for the kernels.
 # Prints one line a step, nothing when there is nothing to do. Safe to run again at any time.
-# `scripts/setup.sh release` also installs Zig, which links releases (scripts/release.sh); `scripts/setup.sh docs`
-# installs mdBook alone, into .venv as well.
+# `scripts/setup.sh release` also installs Zig, which links releases (scripts/release.sh); `scripts/setup.sh
+# packages` that and what looks at packages (packaging/check.sh); `scripts/setup.sh docs` mdBook alone. All of
+# it goes into .venv, in versions that stand here or beside this file.
 #
 # Settings: HAWSER_NO_KERNELS=1  never look for or install a CUDA compiler
 #           HAWSER_GLIBC=host    never install Zig
@@ -16,6 +17,8 @@ readonly STAMP=.venv/hawser-nvcc.stamp
 readonly WITHOUT=target/built-without-kernels
 readonly ZIG_REQUIREMENTS=scripts/release-requirements.txt
 readonly ZIG_STAMP=.venv/hawser-zig.stamp
+readonly AUDITWHEEL_REQUIREMENTS=scripts/packages-requirements.txt
+readonly AUDITWHEEL_STAMP=.venv/hawser-auditwheel.stamp
 readonly MDBOOK=0.5.4
 readonly WITHOUT_ZIG=${CARGO_TARGET_DIR:-target}/built-without-zig
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH" # before a distribution's older Rust
@@ -26,6 +29,14 @@ main() {
     ensure_rust
     case ${1:-} in
         docs) ensure_mdbook ;;
+        packages)
+            need_tool objdump "objdump, which reads what was built," binutils
+            need_tool git "git, whose last commit dates the packages," git
+            need_tool "${HAWSER_PYTHON:-python3}" "Python, which makes the packages," python3 python3-venv
+            ensure_nvcc
+            ensure_zig
+            ensure_auditwheel
+            ;;
         release)
             ensure_nvcc
             ensure_zig
@@ -199,6 +210,16 @@ no_zig() {
         echo "setup: *   scripts/setup.sh release"
         echo "setup: ******************************************************************************"
     } >&2
+}
+
+# --- Packages --------------------------------------------------------------------------------
+
+# Without it the wheel is made all the same, and packaging/check.sh says that nobody has looked at it.
+ensure_auditwheel() {
+    if [ -f "$AUDITWHEEL_STAMP" ] && cmp -s "$AUDITWHEEL_REQUIREMENTS" "$AUDITWHEEL_STAMP"; then return 0; fi
+    step "installing auditwheel from PyPI into .venv"
+    install_from_pypi "${HAWSER_PYTHON:-python3}" "$AUDITWHEEL_REQUIREMENTS" "$AUDITWHEEL_STAMP" ||
+        step "auditwheel could not be installed (see above): the wheel's tags will not be checked"
 }
 
 # --- mdBook ----------------------------------------------------------------------------------
