@@ -20,7 +20,7 @@ pub struct Context {
     events: Events,
 }
 
-/// What becomes of the events.
+/// The way that the events of a communicator go.
 enum Events {
     /// They are counted.
     Counted(Mutex<Counts>),

@@ -178,7 +178,10 @@ impl Steps {
     /// Forgets everything, and keeps the room.
     pub fn clear(&mut self) {
         let Self { steps, started, texts, threads, dropped } = self;
-        (steps.clear(), started.clear(), texts.clear(), threads.clear());
+        steps.clear();
+        started.clear();
+        texts.clear();
+        threads.clear();
         *dropped = 0;
     }
 

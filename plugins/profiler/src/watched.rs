@@ -43,7 +43,7 @@ struct Trace {
     process: u32,
 }
 
-/// What is known of the events whose steps were taken.
+/// The state of the events whose steps were taken.
 struct Followed {
     tree: Tree,
     clock: Clock,
@@ -54,9 +54,9 @@ struct Followed {
     spare: Steps,
 }
 
-/// What a communicator's events were, when it is closed.
+/// The sums of a communicator that is closed.
 pub struct Closed {
-    /// How many there were.
+    /// The number of events of each kind and function, as a line.
     pub counts: String,
     /// Events that are not in the trace.
     pub dropped: u64,

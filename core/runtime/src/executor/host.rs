@@ -154,7 +154,7 @@ fn channels(launches: &[&Launch]) -> Vec<Arc<Span>> {
     let timer = now_ns();
     let mut all = Vec::with_capacity(launches.len());
     for launch in launches {
-        let Some(operation) = operation(&launch) else { continue };
+        let Some(operation) = operation(launch) else { continue };
         let channels = 0..launch.work.channels();
         all.extend(channels.filter_map(|channel| operation.child(&What::KernelCh { channel, timer })));
     }
