@@ -28,18 +28,19 @@ __device__ __noinline__ void open_link(u32 at, const HawserEntry& entry, u64 ind
     Link& link = sh.links[at];
     const Pack* conn = (const Pack*)(entry.conns + index * sizeof(HawserConn));
     volatile const u64* counters = (volatile const u64*)(entry.counters + index * HAWSER_COUNTER_BYTES);
-    u32 fifo_offset = entry.fifo_offset;
+    u64 fifo_offset = entry.fifo_offset;
     Pack a = conn[0], b = conn[1], c = conn[2], d = conn[3];
+    bool far_words = protocol == HAWSER_LL && d.y != 0;
     u64 sent = counters[protocol], taken = counters[3 + protocol];
     link.seen[HAWSER_WAIT_SEND] = whole_credit(sent, *kept_credit((u64)counters, protocol));
-    link.send_fifo = a.x + fifo_offset;
+    link.send_fifo = far_words ? a.y + HAWSER_FAR_WORDS : a.x + fifo_offset;
     link.send_tail = a.y + 64 * protocol;
     link.send_credit = b.x + 64 * protocol;
-    link.recv_fifo = b.y + fifo_offset;
+    link.recv_fifo = far_words ? c.x + HAWSER_FAR_WORDS : b.y + fifo_offset;
     link.recv_tail = c.x + 64 * protocol;
     link.recv_credit = c.y + 64 * protocol;
     link.counters = (u64)counters;
-    link.send_bytes = d.y;
+    link.send_bytes = far_words ? a.y + HAWSER_FAR_TOLD : d.y;
     link.sent = sent;
     link.taken = taken;
     link.seen[HAWSER_WAIT_RECV] = 0;
@@ -100,7 +101,14 @@ struct Awaited {
     u32 what = HAWSER_WAIT_CHANNEL, peer = 0;
     u32 link = 0; // unless it waits for a channel
     u64 bytes_at = 0; // where to tell the bytes of the slot, if somebody asks
+    u32 flag = 0;     // LL: of the slot
 };
+
+// Tells the bytes of a slot. Those of LL come with its flag, since no tail follows them.
+__device__ __forceinline__ void tell_bytes(u64 address, u32 bytes, u32 flag, u32 protocol) {
+    if (protocol == HAWSER_LL) store_relaxed_sys(address, (u64)flag << 32 | bytes);
+    else store_relaxed_sys_u32(address, bytes);
+}
 
 // Waits for all lanes together. False: given up.
 __device__ __forceinline__ bool await(u32 turn, const Awaited& a) {
@@ -141,7 +149,8 @@ __device__ __forceinline__ Awaited use_link(Record& r, const HawserStep& step, u
         r.out[i + (simple && (step.flags & HAWSER_HAS_DST) ? 1 : 0)] = {link.send_fifo + slot, next};
         r.tail[i] = {link.send_tail, next};
         if (next > depth) a = {link.send_credit, next - depth, HAWSER_WAIT_SEND, peer, index};
-        if (simple && link.send_bytes != 0) a.bytes_at = link.send_bytes + 4 * (u64)place;
+        if (link.send_bytes != 0) a.bytes_at = link.send_bytes + (simple ? 4 : 8) * (u64)place;
+        a.flag = (u32)next;
     } else {
         link.taken = next;
         u32 locals = (step.flags & HAWSER_HAS_SRC ? 1 : 0) + (step.flags & HAWSER_ACC_DST ? 1 : 0);
@@ -255,7 +264,7 @@ __device__ __noinline__ void prepare(u32 protocol, u32 size) {
                     __syncwarp();
                     bool there = await(turn, a);
                     // The slot is ours now; the publishing warp's fence orders this before the tail.
-                    if (there && a.bytes_at != 0) store_relaxed_sys_u32(a.bytes_at, (u32)record.bytes | sh.work.tag);
+                    if (there && a.bytes_at != 0) tell_bytes(a.bytes_at, (u32)record.bytes | sh.work.tag, a.flag, protocol);
                     __syncwarp();
                     barrier_arrive(START + turn % 2, threads);
                     if (!there) return;

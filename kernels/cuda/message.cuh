@@ -24,6 +24,7 @@ struct Pipe {
     u64 counters;
     u64 number; // slots sent or taken
     u64 seen;   // of the sender: the credit that it knows of
+    u64 told;   // of the sender: where the bytes of slots are told, or 0
     u32 peer;
     bool sends;
 };
@@ -39,7 +40,11 @@ __device__ __forceinline__ Pipe open_pipe(const HawserArgs& args, const HawserBl
     pipe.counters = counters;
     pipe.number = ((const volatile u64*)counters)[pipe.sends ? HAWSER_LL : 3 + HAWSER_LL];
     pipe.seen = whole_credit(pipe.number, *kept_credit(counters, HAWSER_LL));
-    pipe.fifo = (pipe.sends ? conn->send_fifo : conn->recv_fifo) + args.entry.fifo_offset;
+    u64 tail = pipe.sends ? conn->send_tail : conn->recv_tail;
+    bool far = conn->send_bytes != 0;
+    u64 near_fifo = (pipe.sends ? conn->send_fifo : conn->recv_fifo) + args.entry.fifo_offset;
+    pipe.fifo = far ? tail + HAWSER_FAR_WORDS : near_fifo;
+    pipe.told = far && pipe.sends ? tail + HAWSER_FAR_TOLD : 0;
     pipe.credit = (pipe.sends ? conn->send_credit : conn->recv_credit) + 64 * HAWSER_LL;
     if (threadIdx.x < sizeof(HawserDevComm) / sizeof(u64)) ((u64*)&sh.comm)[threadIdx.x] = ((const u64*)args.comm)[threadIdx.x];
     if (threadIdx.x == 0) {
@@ -95,8 +100,9 @@ __device__ __forceinline__ void move_message(const HawserArgs& args, const Hawse
             __syncthreads();
         }
         if (thread == 0) sh.records[0].tile = tile;
-        u64 slot = pipe.fifo + (u64)slot_of(pipe.number++, sh.comm.depth) * sh.comm.slot_stride[HAWSER_LL];
+        u64 place = slot_of(pipe.number++, sh.comm.depth), slot = pipe.fifo + place * sh.comm.slot_stride[HAWSER_LL];
         bool good = !pipe.sends || await_credit(pipe, tile);
+        if (good && pipe.told != 0 && thread == 0) tell_bytes(pipe.told + 8 * place, bytes, (u32)pipe.number, HAWSER_LL);
         for (u32 i = thread; good && i < pieces; i += threads) {
             u64 data;
             if (pipe.sends) {

@@ -91,6 +91,10 @@ struct HawserEntry {
 };
 constexpr uint64_t HAWSER_COUNTER_BYTES = 64;
 
+// Where the words of LL lie whose peer is on another host, and where their bytes are told, from the tails of a connection's end on.
+constexpr uint64_t HAWSER_FAR_TOLD = 4096;
+constexpr uint64_t HAWSER_FAR_WORDS = HAWSER_FAR_TOLD + 8192;
+
 struct HawserArgs {
     uint64_t comm;
     uint64_t steps;
@@ -116,7 +120,7 @@ struct HawserConn {
     uint64_t recv_tail;
     uint64_t recv_credit;
     uint64_t counters;
-    uint64_t send_bytes; // u32[depth]: bytes of each slot that we send; 0 = nobody asks
+    uint64_t send_bytes; // u32[depth]: bytes of each slot that we send; 0 = the peer is on this host, and nobody asks
 };
 
 struct HawserDevComm {

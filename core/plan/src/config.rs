@@ -46,6 +46,9 @@ pub struct PlanConfig {
 /// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message.
 /// Measured over TCP, 128 KiB reach a third of what this does.
 pub const NET_SLOT_BYTES: u32 = 512 << 10;
+/// Bytes of data in a slot of LL that crosses a network, twice as many on the wire: larger messages are as
+/// fast with Simple or faster (`bench/results/2026-11-26-ll-between-hosts.txt`).
+pub const NET_LL_BYTES: u32 = 512;
 
 impl Default for PlanConfig {
     fn default() -> Self {

@@ -97,8 +97,10 @@ pub fn route(bytes: u64, is_far: bool, topology: &Topology, config: &PlanConfig)
         return Route::COPY_ENGINE;
     }
     let DeviceKind::Cuda { sm } = topology.device else { return Route::HOST };
+    let usable = |p: Route| u64::from(config.slot_bytes[p.slots()]) >= 128;
     if is_far {
-        return Route::SIMPLE;
+        let is_one_slot = bytes <= u64::from(config.slot_bytes[Route::LL.slots()]);
+        return if is_one_slot && usable(Route::LL) { Route::LL } else { Route::SIMPLE };
     }
     let (ll, ll128) = match topology.link {
         Link::NvLink if sm >= 70 => {
@@ -106,7 +108,6 @@ pub fn route(bytes: u64, is_far: bool, topology: &Topology, config: &PlanConfig)
         }
         Link::NvLink | Link::Pcie | Link::HostMemory => (SMALL, 0),
     };
-    let usable = |p: Route| u64::from(config.slot_bytes[p.slots()]) >= 128;
     if bytes <= ll && usable(Route::LL) {
         Route::LL
     } else if bytes <= ll128 && usable(Route::LL128) {

@@ -6,6 +6,7 @@ use hawser_plan::PlanErrorKind;
 use hawser_plan::Scalar;
 use hawser_plan::algo;
 use hawser_plan::choose::{self, Advice, Outcome, choose};
+use hawser_plan::config::{NET_LL_BYTES, NET_SLOT_BYTES};
 use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::interpreter::{bind, lower};
 use hawser_plan::executor::launch::device_op;
@@ -260,6 +261,32 @@ fn hosts_get_the_simple_protocol_and_may_get_hierarchies() {
     odd.ranks.swap(0, 6);
     assert_eq!(odd.per_host(), None);
     assert_eq!(Topology::single_host(8, GPU, Link::NvLink).hosts(), 1);
+}
+
+/// LL saves a fence and a look at host memory, but takes twice the bytes. LL128's lines land whole in no
+/// network, and networks that reduce know nothing of flags.
+#[test]
+fn small_calls_cross_networks_with_ll_where_it_has_slots() {
+    let with_ll = |bytes| PlanConfig { slot_bytes: [bytes, 0, NET_SLOT_BYTES], ..PlanConfig::default() };
+    for topology in [Topology::of_hosts(4, 1, GPU, Link::Pcie), Topology::of_hosts(8, 4, GPU, Link::NvLink)] {
+        for collective in [Collective::AllReduce, Collective::Broadcast, Collective::AllGather] {
+            let route = |bytes, config: &PlanConfig| pick(collective, bytes, &topology, config).route;
+            assert_eq!(route(64, &with_ll(NET_LL_BYTES)), Route::LL);
+            assert_eq!(route(64, &with_ll(0)), Route::SIMPLE);
+            assert_eq!(route(16 << 20, &with_ll(NET_LL_BYTES)), Route::SIMPLE);
+        }
+    }
+    let mut topology = Topology::of_hosts(4, 1, GPU, Link::Pcie);
+    topology.collnet = u64::MAX;
+    let call = call(Collective::AllReduce, 64);
+    let config = PlanConfig { slot_bytes: [NET_LL_BYTES, 15 << 10, NET_SLOT_BYTES], ..PlanConfig::default() };
+    for candidate in choose::candidates(&call, &topology, &config).unwrap() {
+        let is_refused = matches!(candidate.outcome, Outcome::Filtered(_));
+        let is_of_network = candidate.algorithm == Algorithm::CollNet;
+        if candidate.route == Route::LL128 || candidate.route == Route::LL && is_of_network {
+            assert!(is_refused, "{candidate}");
+        }
+    }
 }
 
 #[test]

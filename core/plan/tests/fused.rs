@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use hawser_kernels_abi::COUNTER_BYTES;
+use hawser_kernels_abi::{COUNTER_BYTES, FAR_TOLD, FAR_WORDS};
 use hawser_plan::Scalar;
 use hawser_plan::algo::ProgramKey;
 use hawser_plan::choose::{Decision, Why, choose};
@@ -346,6 +346,8 @@ fn the_kernels_count_with_the_same_numbers() {
         assert_eq!(slot, times * number("HAWSER_TILE_SLOT"), "{ranks} ranks");
     }
     assert_eq!(number("HAWSER_COUNTER_BYTES"), COUNTER_BYTES);
+    assert_eq!(number("HAWSER_FAR_TOLD"), FAR_TOLD);
+    assert!(header.contains("HAWSER_FAR_WORDS = HAWSER_FAR_TOLD + 8192;") && FAR_WORDS == FAR_TOLD + 8192);
     assert_eq!(number("HAWSER_UNIT_FLAGS"), (area.lines - area.flags) / (tile_blocks * warps));
     assert_eq!(number("HAWSER_TILE_UNITS"), tile_blocks * warps);
     assert_eq!(

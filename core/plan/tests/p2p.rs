@@ -185,6 +185,15 @@ fn small_messages_are_small_for_each_block() {
 }
 
 #[test]
+fn messages_of_one_slot_cross_networks_with_ll() {
+    let topology = Topology::of_hosts(4, 1, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+    let with_ll = |bytes| PlanConfig { slot_bytes: [bytes, 0, 512 << 10], ..PlanConfig::default() };
+    let route = |bytes, slot| p2p::route(bytes, true, &topology, &with_ll(slot));
+    assert_eq!([1, 512].map(|bytes| route(bytes, 512)), [Route::LL; 2]);
+    assert_eq!((route(513, 512), route(1, 0)), (Route::SIMPLE, Route::SIMPLE));
+}
+
+#[test]
 fn the_host_and_host_memory_have_no_ll128() {
     let config = PlanConfig::default();
     for bytes in [1, 20_000, 200_000, 1 << 24] {

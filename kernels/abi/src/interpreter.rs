@@ -272,6 +272,12 @@ pub struct Entry {
 /// credits that a sending block saw last; padded to a cache line.
 pub const COUNTER_BYTES: u64 = 64;
 
+/// Bytes from the tails of a connection's end to where the bytes of LL's slots are told, if its peer is on
+/// another host.
+pub const FAR_TOLD: u64 = 4096;
+/// Bytes from those tails to LL's slots: behind what is told of 1,024 slots.
+pub const FAR_WORDS: u64 = FAR_TOLD + 8192;
+
 /// A FIFO end as the kernel sees it (64 bytes). `Conn` tables are indexed `[lane * columns + peer]`.
 ///
 /// Rules of a FIFO (per protocol `p`, slots of `slot_bytes[p]`, `depth` slots):
@@ -281,9 +287,12 @@ pub const COUNTER_BYTES: u64 = 64;
 ///    `tail >= s + 1` (acquire).
 /// 4. LL and LL128: every word or line carries the flag `(u32 or u64)(s + 1)`; there is no tail.
 /// 5. The receiver has read a slot, then publishes `credit = s + 1` (release) at the sender.
-/// 6. Where `send_bytes` is not 0 (Simple only), the sender writes the bytes that it put into slot `s` to
-///    `send_bytes[s % depth]`, with the work's tag added, before it publishes the tail: who carries slots
-///    over a network need not know the program.
+/// 6. Where `send_bytes` is not 0, the peer is on another host, and the sender tells the bytes that it puts
+///    into slot `s`, with the work's tag added: who carries slots over a network need not know the program.
+///    Simple: in `send_bytes[s % depth]`, before it publishes the tail. LL: in the low half of the `u64` at
+///    `send_tail + FAR_TOLD + 8 * (s % depth)`, with the flag of rule 4 in the high half, at any time: whoever
+///    reads it waits for the flags of all words. LL's slots lie at `send_tail` and `recv_tail` +
+///    [`FAR_WORDS`] there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Conn {
@@ -302,7 +311,8 @@ pub struct Conn {
     /// Local persistent counters ([`COUNTER_BYTES`]): `u64 sent[3]`, `u64 taken[3]`, private to the block
     /// that uses the lane.
     pub counters: u64,
-    /// Address of `u32[depth]` for the bytes of each slot that we send; 0 = nobody asks.
+    /// Address of `u32[depth]` for the bytes of each slot that we send; 0 = the peer is on this host, and
+    /// nobody asks.
     pub send_bytes: u64,
 }
 

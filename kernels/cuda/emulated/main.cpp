@@ -39,7 +39,9 @@ struct World {
             offset[p] = (u32)at;
             at += (stride[p] * depth + 511) / 512 * 512;
         }
-        entry = 512 + at;
+        // Tails and credits, what peers on other hosts send by LL, then FIFOs.
+        u64 fifos = (HAWSER_FAR_WORDS + stride[0] * depth + 511) / 512 * 512;
+        entry = fifos + at;
         for (u32 r = 0; r < n; r++) {
             heaps.push_back((uint8_t*)aligned_alloc(512, entry * lanes * n));
             std::memset(heaps[r], 0, entry * lanes * n);
@@ -50,9 +52,11 @@ struct World {
             for (u32 l = 0; l < lanes; l++)
                 for (u32 p = 0; p < n; p++) {
                     u64 mine = (u64)heaps[r] + (l * n + p) * entry, theirs = (u64)heaps[p] + (l * n + r) * entry;
-                    conns[r][l * n + p] = {theirs + 512, theirs, mine + 256, mine + 512, mine, theirs + 256,
+                    // Neighbours are on other hosts, with a network that is this memory.
+                    bool far = (r + p) % 2 == 1;
+                    conns[r][l * n + p] = {theirs + fifos, theirs, mine + 256, mine + fifos, mine, theirs + 256,
                                            (u64)&counters[r][(l * n + p) * 8],
-                                           p % 2 == 0 ? (u64)&told[r][(l * n + p) * depth] : 0};
+                                           far ? (u64)&told[r][(l * n + p) * depth] : 0};
                 }
             HawserDevComm& c = comms[r];
             c.rank = r, c.ranks = n, c.lanes = lanes, c.depth = depth;
@@ -61,15 +65,18 @@ struct World {
         }
     }
 
-    // Where somebody asks, the bytes of every slot sent with Simple must have been told.
-    void check_told() const {
+    // Where somebody asks, the bytes of every slot sent must have been told, those of LL with the slot's number.
+    void check_told(int protocol) const {
         for (u32 r = 0; r < ranks; r++)
             for (u32 at = 0; at < lanes * ranks; at++) {
-                u64 sent = counters[r][at * 8 + HAWSER_SIMPLE];
+                u64 sent = counters[r][at * 8 + protocol];
                 if (conns[r][at].send_bytes == 0) continue;
+                const u64* with_flags = (const u64*)(conns[r][at].send_tail + HAWSER_FAR_TOLD);
                 for (u64 s = sent > depth ? sent - depth : 0; s < sent; s++) {
-                    u32 bytes = told[r][at * depth + s % depth];
-                    REQUIRE(bytes > 0 && bytes <= slot_bytes[HAWSER_SIMPLE] && bytes % 16 == 0, "rank %u told %u", r, bytes);
+                    u64 flags = protocol == HAWSER_LL ? with_flags[s % depth] : 0;
+                    u32 bytes = protocol == HAWSER_LL ? (u32)flags : told[r][at * depth + s % depth];
+                    REQUIRE(bytes > 0 && bytes <= slot_bytes[protocol] && bytes % 16 == 0, "rank %u told %u", r, bytes);
+                    REQUIRE(protocol != HAWSER_LL || flags >> 32 == (u32)(s + 1), "rank %u told another slot", r);
                 }
             }
     }
@@ -278,7 +285,7 @@ static void launch(World& w, const Programs& p, const Case& c, const std::vector
         }
     }
     fibers.run(c.silent == ~0u && dice() % 2); // nobody drifts where deadlines count
-    if (PROTOCOL == HAWSER_SIMPLE && c.silent == ~0u) w.check_told();
+    if (PROTOCOL != HAWSER_LL128 && c.silent == ~0u) w.check_told(PROTOCOL);
     if (c.silent == ~0u) REQUIRE(line_stores.empty() && line_loads.empty(), "half a line");
     line_stores.clear(), line_loads.clear();
 }

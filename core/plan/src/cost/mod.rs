@@ -44,7 +44,7 @@ pub fn predict(
     let waits = (tiles - 1.0) * traffic.waits * path.round_us;
     let fill = traffic.fill * (slot.min(traffic.chunk / f64::from(instances)) / path.block());
     let (far, far_hops) =
-        if topology.hosts() > 1 { net(key, bytes as f64, tiles, topology) } else { (0.0, 0.0) };
+        if topology.hosts() > 1 { net(key, route, (bytes as f64, tiles), topology) } else { (0.0, 0.0) };
     let moved = wire.max(work + waits).max(far);
     path.fixed_us + traffic.hops * path.hop_us + far_hops + fill + moved + blocks * path.block_us
 }
@@ -134,10 +134,12 @@ const NET_MBPS: u32 = 25_000;
 
 /// What the network adds: µs for the bytes out of the busiest host and the hops of all tiles, and µs for the
 /// hops and messages of the first tile.
-fn net(key: &ProgramKey, bytes: f64, tiles: f64, topology: &Topology) -> (f64, f64) {
+fn net(key: &ProgramKey, route: Route, (bytes, tiles): (f64, f64), topology: &Topology) -> (f64, f64) {
+    // Flags travel with the data.
+    let on_wire = if route == Route::LL { 2.0 } else { 1.0 };
     let across = Across {
         key: *key,
-        bytes,
+        bytes: bytes * on_wire,
         hosts: f64::from(topology.hosts()),
         local: f64::from(topology.places().1),
     };

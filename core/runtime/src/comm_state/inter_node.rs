@@ -32,6 +32,7 @@ pub fn ends(
     let ends = ends.filter(|(key, _)| topology.is_far(rank, key.peer));
     match plan.kernel.route {
         Route::COPY_ENGINE => staged(ends, layout.lanes),
+        Route::LL => ends.map(|(key, slots)| (key.for_ll(layout.lanes), slots)).collect(),
         _ => ends.collect(),
     }
 }

@@ -48,7 +48,12 @@ impl PlanExecutor for Interpreter {
         match (route.protocol, topology.device, topology.link) {
             (_, DeviceKind::Host, _) => Err("ranks have no GPU".to_string()),
             (Protocol::Simple, _, _) => Ok(()),
-            _ if topology.hosts() > 1 => Err("networks carry the Simple protocol only".to_string()),
+            _ if query.key.algorithm == Algorithm::CollNet => {
+                Err("networks that reduce take the Simple protocol only".to_string())
+            }
+            (Protocol::Ll128, ..) if topology.hosts() > 1 => {
+                Err("LL128 needs lines that land whole: none between hosts".to_string())
+            }
             (Protocol::Ll128, DeviceKind::Cuda { sm }, _) if sm < 70 => {
                 Err(format!("LL128 needs sm_70, this is sm_{sm}"))
             }

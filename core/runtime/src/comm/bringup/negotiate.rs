@@ -12,7 +12,8 @@ use hawser_base::wait::Wait;
 use hawser_device::pool::GRANULARITY;
 use hawser_device::{Device, HeapKind, size_text};
 use hawser_kernels_abi::MAX_BLOCKS;
-use hawser_plan::config::NET_SLOT_BYTES;
+use hawser_oob::wire::Wire;
+use hawser_plan::config::{NET_LL_BYTES, NET_SLOT_BYTES};
 use hawser_plan::executor::fused;
 use hawser_plan::executor::fused::zero_copy;
 use hawser_plan::layout::HeapLayout;
@@ -179,7 +180,7 @@ pub fn outlook(ordinals: &[u32]) -> Result<(Topology, PlanConfig)> {
         topology.direct = topology.direct && reaches_all(device.as_ref(), &topology)?;
     }
     if topology.hosts() > 1 {
-        knobs_for_network(&mut plan_config, settings);
+        knobs_for_network(&mut plan_config, &topology, settings.wire);
     }
     finish(&mut plan_config, &topology, settings)?;
     Ok((topology, plan_config))
@@ -196,7 +197,7 @@ pub fn knobs_of(topology: &mut Topology, measured: bool) -> Result<PlanConfig> {
     let mut plan_config = plan_config(topology.device, settings, &Config::default())?;
     let here = hawser_device::open(0).ok().filter(|device| device.caps().kind == topology.device);
     if topology.hosts() > 1 {
-        knobs_for_network(&mut plan_config, settings);
+        knobs_for_network(&mut plan_config, topology, settings.wire);
     }
     topology.direct &= settings.direct;
     let mut room = u64::MAX;
@@ -303,7 +304,7 @@ fn choose_net(
     if agreed.collnet == 0 {
         chosen.without_collnet();
     }
-    knobs_for_network(plan_config, env::settings());
+    knobs_for_network(plan_config, topology, wire);
     take_net(&agreed, &chosen.name, (topology, plan_config))?;
     Ok(chosen)
 }
@@ -322,14 +323,18 @@ fn take_net(
         return Err(Error::invalid_usage(text));
     }
     plan_config.slot_bytes[2] = plan_config.slot_bytes[2].min(most);
+    plan_config.slot_bytes[0] = plan_config.slot_bytes[0].min(most / 2 & !511);
     plan_config.message_bytes = most.into();
     Ok(())
 }
 
-/// Only Simple crosses a network, and a slot is one message.
-fn knobs_for_network(plan_config: &mut PlanConfig, settings: &Settings) {
+/// Only LL and Simple cross a network, and a slot is one message. A GPU reads LL's words as they arrive, so
+/// they have to be the sender's from the first: neither sealed, nor still to be compared with a checksum.
+fn knobs_for_network(plan_config: &mut PlanConfig, topology: &Topology, wire: Wire) {
+    let settings = env::settings();
     let simple = if settings.buffsize.is_some() { plan_config.slot_bytes[2] } else { NET_SLOT_BYTES };
-    plan_config.slot_bytes = [0, 0, simple];
+    let carries_ll = topology.device != DeviceKind::Host && !wire.is_sealed() && !settings.checksum;
+    plan_config.slot_bytes = [if carries_ll { NET_LL_BYTES } else { 0 }, 0, simple];
     plan_config.slot_lead = if settings.checksum { net::LEAD } else { 0 };
     plan_config.depth = plan_config.depth.min(net::MOST_SLOTS);
 }

@@ -1,15 +1,18 @@
 //! Memory for the FIFOs in front of the network, in large blocks: page-locking is slow, and may have to wait
 //! for the device, so the first block is there before anything runs.
 
-use super::fifo::PAGE;
 use hawser_base::error::Result;
 use hawser_device::{Device, HostWords, Memory};
 
 /// Pieces per block, unless told otherwise.
 const PIECES: u64 = 16;
+/// Slots begin at multiples of this.
+const ALIGN: u64 = 4096;
 
 /// Zeroed pieces of equal size that live as long as the arena.
 pub struct Arena {
+    /// Bytes in front of the slots, always of the host.
+    page_bytes: u64,
     slot_bytes: u64,
     in_device: bool,
     /// Pieces per block.
@@ -25,7 +28,7 @@ struct Block {
     device: Option<Memory>,
 }
 
-/// Memory of one FIFO: a page for counters in host memory, and slots.
+/// Memory of one end of a connection: a page for counters in host memory, and slots.
 #[derive(Clone, Copy)]
 pub struct Piece {
     /// Host address of the page.
@@ -46,15 +49,21 @@ unsafe impl Send for Piece {}
 unsafe impl Sync for Piece {}
 
 impl Arena {
-    /// An arena of pieces with `slot_bytes` bytes of slots each, with its first block.
-    pub fn new(device: &dyn Device, slot_bytes: u64, in_device: bool) -> Result<Self> {
-        Self::with_pieces(device, slot_bytes, in_device, PIECES)
+    /// An arena of pieces with so many bytes of page and slots each, with its first block.
+    pub fn new(device: &dyn Device, bytes: (u64, u64), in_device: bool) -> Result<Self> {
+        Self::with_pieces(device, bytes, in_device, PIECES)
     }
 
     /// The same with so many pieces per block.
-    pub fn with_pieces(device: &dyn Device, slot_bytes: u64, in_device: bool, pieces: u64) -> Result<Self> {
-        let slot_bytes = slot_bytes.next_multiple_of(PAGE);
-        let mut arena = Self { slot_bytes, in_device, pieces, blocks: Vec::new(), taken: pieces };
+    pub fn with_pieces(
+        device: &dyn Device,
+        (page_bytes, slot_bytes): (u64, u64),
+        in_device: bool,
+        pieces: u64,
+    ) -> Result<Self> {
+        let (page_bytes, slot_bytes) =
+            (page_bytes.next_multiple_of(ALIGN), slot_bytes.next_multiple_of(ALIGN));
+        let mut arena = Self { page_bytes, slot_bytes, in_device, pieces, blocks: Vec::new(), taken: pieces };
         arena.grow(device)?;
         Ok(arena)
     }
@@ -71,7 +80,7 @@ impl Arena {
         let page_addr = block.host.memory.addr + at;
         let (slots, slots_for_net) = match &block.device {
             Some(memory) => [memory.addr + self.slot_bytes * self.taken; 2].into(),
-            None => (page_addr + PAGE, page as u64 + PAGE),
+            None => (page_addr + self.page_bytes, page as u64 + self.page_bytes),
         };
         self.taken += 1;
         Ok(Piece { page, page_addr, slots, slots_for_net, in_device: self.in_device })
@@ -83,7 +92,7 @@ impl Arena {
     }
 
     fn host_piece(&self) -> u64 {
-        PAGE + if self.in_device { 0 } else { self.slot_bytes }
+        self.page_bytes + if self.in_device { 0 } else { self.slot_bytes }
     }
 
     fn grow(&mut self, device: &dyn Device) -> Result<()> {

@@ -138,7 +138,7 @@ impl CollLink {
 
     /// True if everything that the device wrote has been reduced.
     pub fn is_drained(&self) -> bool {
-        self.done == self.send.filled()
+        self.done == self.send.filled(self.posted)
     }
 
     /// Moves on as far as possible without waiting; says whether anything moved.
@@ -195,7 +195,7 @@ impl CollLink {
     fn carry(&mut self, flush: bool) -> Result<bool> {
         let State::Open { comm, send, recv } = &mut self.state else { return Ok(false) };
         let mut moved = false;
-        let ready = self.send.filled().min(self.recv.emptied() + self.recv.depth());
+        let ready = self.send.filled(self.posted).min(self.recv.emptied() + self.recv.depth());
         while self.posted < ready {
             let told = self.send.told(self.posted);
             let (bytes, dtype, op) = decode(told, self.send.slot_bytes())?;

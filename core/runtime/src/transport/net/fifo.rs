@@ -1,14 +1,14 @@
 //! Memory between the device and the proxy: slots, and how each tells the other that they are full or empty.
 //!
-//! FIFOs of kernels count: tails and credits only grow, and a page says how many bytes each slot has. Slots
-//! of copy engines ([`hawser_plan::executor::copy_engine::inter_node`]) are FIFOs of one slot with two words,
+//! FIFOs of kernels count: tails and credits only grow, and a page says how many bytes each slot has. LL's
+//! have no tails: their words carry flags (`flags.rs`). Slots of copy engines ([`hawser_plan::executor::copy_engine::inter_node`]) are FIFOs of one slot with two words,
 //! since a stream can only wait for a value and write one: the words are turned into the same counts here, so
 //! links know one kind of FIFO.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use hawser_base::error::Result;
-use hawser_kernels_abi::{Conn, TAG_SHIFT};
+use hawser_kernels_abi::{Conn, FAR_WORDS, TAG_SHIFT};
 use hawser_plan::Protocol;
 use hawser_plan::executor::copy_engine::inter_node::{TOLD, WORDS};
 use hawser_plan::layout::HeapLayout;
@@ -16,6 +16,7 @@ use hawser_plugin::net::{MemoryKinds, Region, Registration, Segment};
 
 use super::arena::Piece;
 use super::checksum::{Checksum, RECORD};
+use super::flags::Flags;
 
 /// Offsets in the page in front of the slots: one counter per 64 bytes and protocol, then the bytes of slots.
 const TAILS: u64 = 0;
@@ -23,6 +24,13 @@ const CREDITS: u64 = 256;
 const SIZES: u64 = 512;
 /// Bytes of that page.
 pub const PAGE: u64 = 4096;
+
+/// Bytes in front of Simple's slots: the page, and LL's FIFO where there is one.
+pub fn page_bytes(layout: &HeapLayout) -> u64 {
+    let slots = u64::from(layout.slot_stride[Protocol::Ll as usize]) * u64::from(layout.depth);
+    if slots > 0 { FAR_WORDS + slots } else { PAGE }
+}
+
 /// Most slots of a FIFO: what the page has room to tell the bytes of.
 pub const MOST_SLOTS: u32 = ((PAGE - SIZES) / 4) as u32;
 
@@ -34,7 +42,17 @@ pub struct Fifo {
     slot_bytes: usize,
     /// Bytes in front of each slot, for records of checksums; none without them.
     lead: u64,
-    words: Option<Words>,
+    signals: Signals,
+}
+
+/// The signs by which the device and the proxy know what is full and what is empty.
+enum Signals {
+    /// Tails and credits of protocol Simple.
+    Counters,
+    /// Flags in LL's words, and credits.
+    Flags(Flags),
+    /// Words that streams wait for.
+    Words(Words),
 }
 
 /// The use of a slot with words so far.
@@ -48,7 +66,7 @@ struct Words {
 }
 
 impl Fifo {
-    /// Lays a FIFO over a piece of memory.
+    /// The FIFO of protocol Simple in a piece of memory.
     pub fn new(piece: Piece, layout: &HeapLayout) -> Self {
         let p = Protocol::Simple as usize;
         Self {
@@ -57,8 +75,18 @@ impl Fifo {
             stride: u64::from(layout.slot_stride[p]),
             slot_bytes: layout.slot_bytes[p] as usize,
             lead: u64::from(layout.slot_lead),
-            words: None,
+            signals: Signals::Counters,
         }
+    }
+
+    /// The FIFO of protocol LL in the same piece. Its slots are in host memory, where flags can be seen.
+    pub fn of_ll(piece: Piece, layout: &HeapLayout) -> Self {
+        let stride = u64::from(layout.slot_stride[Protocol::Ll as usize]);
+        let depth = u64::from(layout.depth);
+        let flags = Flags::new(piece.page, depth, stride);
+        let piece = Piece { slots_for_net: piece.page as u64 + FAR_WORDS, in_device: false, ..piece };
+        let slot_bytes = stride as usize;
+        Self { piece, depth, stride, slot_bytes, lead: 0, signals: Signals::Flags(flags) }
     }
 
     /// Slot `slot` of a piece of slots with words, with `lead` bytes in front of each. The sender's is free
@@ -69,33 +97,40 @@ impl Fifo {
         let at = u64::from(slot) * WORDS;
         let words = Words { at, passed: AtomicU64::new(0), filled: AtomicU64::new(0) };
         let piece = Piece { slots_for_net, ..piece };
-        let fifo = Self { piece, depth: 1, stride, slot_bytes: bytes as usize, lead, words: Some(words) };
+        let signals = Signals::Words(words);
+        let fifo = Self { piece, depth: 1, stride, slot_bytes: bytes as usize, lead, signals };
         if send {
             fifo.set_ready(at);
         }
         fifo
     }
 
-    /// Enters the FIFO into the device's table.
-    pub fn enter(&self, conn: &mut Conn, send: bool, layout: &HeapLayout) {
-        // Devices add the offset of the protocol; only Simple comes here.
+    /// Enters the FIFOs of a piece of memory into the device's table.
+    pub fn enter(piece: &Piece, conn: &mut Conn, send: bool, layout: &HeapLayout) {
+        // Devices add the offset of Simple, and find LL's slots behind the tails.
         let offset = u64::from(layout.fifo_offset[Protocol::Simple as usize]);
-        let fifo = (self.piece.slots + self.lead).wrapping_sub(offset);
-        let (tail, credit) = (self.piece.page_addr + TAILS, self.piece.page_addr + CREDITS);
+        let fifo = (piece.slots + u64::from(layout.slot_lead)).wrapping_sub(offset);
+        let (tail, credit) = (piece.page_addr + TAILS, piece.page_addr + CREDITS);
+        let sizes = piece.page_addr + SIZES;
         if send {
             (conn.send_fifo, conn.send_tail, conn.send_credit) = (fifo, tail, credit);
-            conn.send_bytes = self.piece.page_addr + SIZES;
+            conn.send_bytes = sizes;
         } else {
             (conn.recv_fifo, conn.recv_tail, conn.recv_credit) = (fifo, tail, credit);
+            // It says that the peer is on another host.
+            if conn.send_bytes == 0 {
+                conn.send_bytes = sizes;
+            }
         }
     }
 
-    /// Slots that the device has filled.
-    pub fn filled(&self) -> u64 {
-        match &self.words {
-            None => self.counter(TAILS).load(Ordering::Acquire),
+    /// Slots that the device has filled, of which the caller has seen `seen` already.
+    pub fn filled(&self, seen: u64) -> u64 {
+        match &self.signals {
+            Signals::Counters => self.counter(TAILS).load(Ordering::Acquire),
+            Signals::Flags(flags) => flags.filled(seen),
             // The word stays until the slot has been sent.
-            Some(words) => {
+            Signals::Words(words) => {
                 let is_full = self.word(words.at + TOLD).load(Ordering::Acquire) != 0;
                 words.passed.load(Ordering::Relaxed) + u64::from(is_full)
             }
@@ -104,7 +139,9 @@ impl Fifo {
 
     /// Slots that the device has emptied.
     pub fn emptied(&self) -> u64 {
-        let Some(words) = &self.words else { return self.counter(CREDITS).load(Ordering::Acquire) };
+        let Signals::Words(words) = &self.signals else {
+            return self.counter(CREDITS).load(Ordering::Acquire);
+        };
         let told = self.word(words.at + TOLD);
         if told.load(Ordering::Acquire) != 0 {
             told.store(0, Ordering::Relaxed);
@@ -115,7 +152,7 @@ impl Fifo {
 
     /// The first `done` slots may be written again by the device.
     pub fn publish_credit(&self, done: u64) {
-        let Some(words) = &self.words else {
+        let Signals::Words(words) = &self.signals else {
             return self.counter(CREDITS).store(done, Ordering::Release);
         };
         self.word(words.at + TOLD).store(0, Ordering::Relaxed);
@@ -123,13 +160,16 @@ impl Fifo {
         self.set_ready(words.at);
     }
 
-    /// The first `done` slots may be read by the device.
+    /// The first `done` slots may be read by the device, which has seen it already where words carry flags.
     pub fn publish_tail(&self, done: u64) {
-        let Some(words) = &self.words else {
-            return self.counter(TAILS).store(done, Ordering::Release);
-        };
-        words.filled.store(done, Ordering::Relaxed);
-        self.set_ready(words.at);
+        match &self.signals {
+            Signals::Counters => self.counter(TAILS).store(done, Ordering::Release),
+            Signals::Flags(_) => {}
+            Signals::Words(words) => {
+                words.filled.store(done, Ordering::Relaxed);
+                self.set_ready(words.at);
+            }
+        }
     }
 
     /// Number of slots.
@@ -152,16 +192,19 @@ impl Fifo {
         self.piece.slots_for_net + self.lead + number % self.depth * self.stride
     }
 
-    /// The bytes that the device put into a slot, and the tag of the work. Only where FIFOs count.
+    /// The bytes that the device put into a slot, and the tag of the work. Only where tails are counted.
     pub fn told(&self, number: u64) -> u32 {
         self.word(SIZES + 4 * (number % self.depth)).load(Ordering::Relaxed)
     }
 
     /// The bytes that the device put into a slot.
     pub fn bytes_of(&self, number: u64) -> usize {
-        match &self.words {
-            None => (self.told(number) & ((1 << TAG_SHIFT) - 1)) as usize,
-            Some(words) => self.word(words.at + TOLD).load(Ordering::Acquire).saturating_sub(1) as usize,
+        match &self.signals {
+            Signals::Counters => (self.told(number) & ((1 << TAG_SHIFT) - 1)) as usize,
+            Signals::Flags(flags) => flags.bytes_of(number),
+            Signals::Words(words) => {
+                self.word(words.at + TOLD).load(Ordering::Acquire).saturating_sub(1) as usize
+            }
         }
     }
 
@@ -216,7 +259,8 @@ impl Fifo {
     }
 
     fn counter(&self, at: u64) -> &AtomicU64 {
-        let at = self.piece.page as u64 + at + 64 * Protocol::Simple as u64;
+        let protocol = if let Signals::Flags(_) = self.signals { Protocol::Ll } else { Protocol::Simple };
+        let at = self.piece.page as u64 + at + 64 * protocol as u64;
         // SAFETY: the page is zeroed, 64-byte aligned host memory that lives as long as `self`; only atomics
         // touch it.
         unsafe { &*(at as *const AtomicU64) }
@@ -239,7 +283,7 @@ mod tests {
     #[test]
     fn words_are_turned_into_counts() {
         let device = HostDevice::beside().unwrap();
-        let mut arena = Arena::new(&device, 3 * 8192, false).unwrap();
+        let mut arena = Arena::new(&device, (PAGE, 3 * 8192), false).unwrap();
         let (out, into) = (arena.take(&device).unwrap(), arena.take(&device).unwrap());
         let (send, recv) =
             (Fifo::of_words(out, 2, (8192, 0), true), Fifo::of_words(into, 2, (8192, 0), false));
@@ -248,14 +292,14 @@ mod tests {
         let take = |piece: &Piece| word(piece, 2 * WORDS).swap(0, Ordering::AcqRel);
         let tell = |piece: &Piece, value: u32| word(piece, 2 * WORDS + TOLD).store(value, Ordering::Release);
         assert_eq!(send.slot_address(7), out.slots_for_net + 2 * 8192);
-        assert_eq!((send.filled(), recv.emptied(), recv.region().bytes), (0, 0, 8192));
+        assert_eq!((send.filled(0), recv.emptied(), recv.region().bytes), (0, 0, 8192));
         for round in 0..5u64 {
             assert_eq!(take(&out), 1, "free");
             tell(&out, 1 + 4096);
-            assert_eq!((send.filled(), send.bytes_of(round)), (round + 1, 4096));
-            assert_eq!(send.filled(), round + 1, "told once however often one looks");
+            assert_eq!((send.filled(round), send.bytes_of(round)), (round + 1, 4096));
+            assert_eq!(send.filled(round), round + 1, "told once however often one looks");
             send.publish_credit(round + 1);
-            assert_eq!(send.filled(), round + 1);
+            assert_eq!(send.filled(round), round + 1);
             assert_eq!(take(&into), 0, "nothing has come");
             recv.publish_tail(round + 1);
             assert_eq!((recv.emptied(), take(&into)), (round, 1));

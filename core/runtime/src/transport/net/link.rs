@@ -13,6 +13,7 @@ use hawser_base::error::{Error, Result};
 use hawser_base::log;
 use hawser_base::stages::{self, Trace};
 use hawser_base::wait::Wait;
+use hawser_plan::executor::copy_engine::DEPTH;
 use hawser_plugin::net::{
     Connector, HANDLE_BYTES, Handle, Listener, NetContext, Receiver, Registration, Request, Segment, Sender,
 };
@@ -27,12 +28,25 @@ use crate::profiling::Span;
 /// The key of a connection's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ConnectionKey {
-    /// FIFO lane; behind the lanes, a slot of staging (`stage.rs`).
+    /// FIFO lane; behind the lanes, a slot of staging (`stage.rs`); behind those, a lane of LL's FIFOs.
     pub lane: u32,
     /// The rank at the other end.
     pub peer: u32,
     /// True if this rank sends.
     pub send: bool,
+}
+
+impl ConnectionKey {
+    /// The key of LL's FIFO beside this one, where FIFOs have so many lanes.
+    pub fn for_ll(self, lanes: u32) -> Self {
+        Self { lane: lanes + DEPTH + self.lane, ..self }
+    }
+
+    /// The key of the FIFO beside this one, if this one is LL's.
+    pub fn beside_ll(self, lanes: u32) -> Option<Self> {
+        let lane = self.lane.checked_sub(lanes + DEPTH)?;
+        Some(Self { lane, ..self })
+    }
 }
 
 /// The parts of its communicator that a link needs.
@@ -143,7 +157,7 @@ impl SendLink {
 
     /// True if everything that the device wrote has been sent.
     pub fn is_drained(&self) -> bool {
-        self.done == self.fifo.filled()
+        self.done == self.fifo.filled(self.posted)
     }
 
     /// Moves on as far as possible without waiting; says whether anything moved.
@@ -190,7 +204,7 @@ impl SendLink {
         let SendState::Open(sender, registration) = &mut self.state else { return Ok(false) };
         self.recorder.look();
         let mut moved = false;
-        let tail = self.fifo.filled();
+        let tail = self.fifo.filled(self.posted);
         while self.posted < tail && self.empties == 0 {
             let (bytes, room) = (self.fifo.bytes_of(self.posted), self.fifo.slot_bytes());
             if bytes > room {

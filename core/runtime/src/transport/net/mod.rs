@@ -14,6 +14,7 @@ mod coll;
 mod drain;
 mod events;
 mod fifo;
+mod flags;
 mod link;
 mod nic;
 mod recorder;
@@ -43,7 +44,7 @@ use hawser_kernels_abi::Conn;
 use hawser_oob::wire::{self, Wire};
 use hawser_plan::layout::HeapLayout;
 use hawser_plugin::net::{Flows, NetAttributes, NetConfig, NetContext};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::{Deserialize, Serialize};
 
 use super::control::Control;
@@ -53,7 +54,7 @@ use crate::plugins;
 use crate::profiling::Span;
 use crate::proxy::{Proxy, Task, shielded_sweep};
 use crate::record;
-use arena::Arena;
+use arena::{Arena, Piece};
 use checksum::Checksum;
 use coll::{CollLink, CollNet};
 use fifo::Fifo;
@@ -238,6 +239,8 @@ pub struct Net {
 /// The connections that exist so far.
 struct Connections {
     keys: FxHashSet<ConnectionKey>,
+    /// Memory of ends, by the key of Simple's FIFO.
+    pieces: FxHashMap<ConnectionKey, Piece>,
     table: Vec<Conn>,
     arena: Arena,
 }
@@ -275,7 +278,8 @@ impl Net {
         let gpu_direct = settings.gpu_direct && !has_checksums;
         let in_device = gpu_direct && on_gpu && chosen.nics.reach_gpus() && collnet_reaches;
         let slot = u64::from(layout.slot_stride[2]);
-        let arena = Arena::new(device.as_ref(), slot * u64::from(layout.depth), in_device)?;
+        let bytes = (fifo::page_bytes(layout), slot * u64::from(layout.depth));
+        let arena = Arena::new(device.as_ref(), bytes, in_device)?;
         let stage = staged.map(|slot| Stage::new(device.as_ref(), (slot, layout.slot_lead), layout.lanes));
         let stage = stage.transpose()?;
         let proxy = Proxy::of(if on_gpu { &device.caps().id } else { "host" })?;
@@ -298,7 +302,8 @@ impl Net {
         let task = Arc::new(NetTask::new(chosen.context, bootstrap, control, in_device, abort));
         proxy.add(task.clone());
         let conns = connections.conns;
-        let connections = Connections { keys: FxHashSet::default(), table: connections.table, arena };
+        let (keys, pieces) = (FxHashSet::default(), FxHashMap::default());
+        let connections = Connections { keys, pieces, table: connections.table, arena };
         Ok(Self {
             name: chosen.name,
             device,
@@ -341,20 +346,17 @@ impl Net {
         let staged = self.stage.as_ref().and_then(|stage| Some((stage, stage.slot_of(key)?)));
         let fifo = match staged {
             Some((stage, slot)) => stage.fifo(self.device.as_ref(), key, slot)?,
-            None => {
-                let fifo = Fifo::new(connections.arena.take(self.device.as_ref())?, &self.layout);
-                self.enter(connections, key.lane, key.peer, |conn| fifo.enter(conn, key.send, &self.layout))?;
-                fifo
-            }
+            None => self.fifo(connections, key)?,
         };
-        let device = self.nics.device(self.place, key.lane);
+        let lane = key.beside_ll(self.layout.lanes).map_or(key.lane, |beside| beside.lane);
+        let device = self.nics.device(self.place, lane);
         let checksum = (self.layout.slot_lead > 0).then(|| Checksum::of(key, self.task.rank()));
         if key.send {
             self.task.add_send(SendLink::new(key, device, fifo, checksum));
         } else {
             let wait = Wait::new(self.task.abort_flag(), Some(self.init_timeout));
             let trace = RefCell::default();
-            let check = checksum.map(|checksum| (checksum, self.nics.name(self.place, key.lane).into()));
+            let check = checksum.map(|checksum| (checksum, self.nics.name(self.place, lane).into()));
             let link = RecvLink::new(key, device, (fifo, check), &self.task.around(&trace), &wait)?;
             self.task.add_recv(link);
         }
@@ -362,17 +364,35 @@ impl Net {
         Ok(())
     }
 
+    /// The FIFO of an end; LL's and Simple's share their memory.
+    fn fifo(&self, connections: &mut Connections, key: ConnectionKey) -> Result<Fifo> {
+        let beside = key.beside_ll(self.layout.lanes);
+        let simple = beside.unwrap_or(key);
+        let piece = match connections.pieces.get(&simple) {
+            Some(piece) => *piece,
+            None => {
+                let piece = connections.arena.take(self.device.as_ref())?;
+                let enter = |conn: &mut Conn| Fifo::enter(&piece, conn, key.send, &self.layout);
+                self.enter(connections, simple.lane, key.peer, enter)?;
+                connections.pieces.insert(simple, piece);
+                piece
+            }
+        };
+        let lay = if beside.is_some() { Fifo::of_ll } else { Fifo::new };
+        Ok(lay(piece, &self.layout))
+    }
+
     /// Both FIFOs between the device and a network that reduces.
     fn wire_network(&self, connections: &mut Connections, lane: u32) -> Result<()> {
         let missing = || Error::internal("a program for a network that reduces, and no collnet plugin");
         let (collnet, rail) = self.collnet.as_ref().ok_or_else(missing)?;
-        let mut fifo =
-            || Ok::<_, Error>(Fifo::new(connections.arena.take(self.device.as_ref())?, &self.layout));
-        let (send, recv) = (fifo()?, fifo()?);
+        let (send, recv) =
+            (connections.arena.take(self.device.as_ref())?, connections.arena.take(self.device.as_ref())?);
         self.enter(connections, lane, self.layout.ranks, |conn| {
-            send.enter(conn, true, &self.layout);
-            recv.enter(conn, false, &self.layout);
+            Fifo::enter(&send, conn, true, &self.layout);
+            Fifo::enter(&recv, conn, false, &self.layout);
         })?;
+        let (send, recv) = (Fifo::new(send, &self.layout), Fifo::new(recv, &self.layout));
         let trace = RefCell::default();
         let around = self.task.around(&trace);
         let wait = Wait::new(self.task.abort_flag(), Some(self.init_timeout));

@@ -14,7 +14,7 @@ use hawser_plan::executor::copy_engine::inter_node::{End, InterNodeEnds, WORDS};
 use rustc_hash::FxHashMap;
 
 use super::arena::{Arena, Piece};
-use super::fifo::Fifo;
+use super::fifo::{Fifo, PAGE};
 use super::link::ConnectionKey;
 
 /// The slots of one communicator.
@@ -38,19 +38,20 @@ impl Stage {
     /// memory is there.
     pub fn new(device: &dyn Device, (slot_bytes, lead): (u64, u32), lanes: u32) -> Result<Self> {
         let lead = u64::from(lead);
-        let arena = Arena::with_pieces(device, (slot_bytes + lead) * u64::from(DEPTH), false, 2)?;
+        let slots = (slot_bytes + lead) * u64::from(DEPTH);
+        let arena = Arena::with_pieces(device, (PAGE, slots), false, 2)?;
         let state = Mutex::new(State { arena, pieces: FxHashMap::default(), ends: Arc::default() });
         Ok(Self { slot_bytes, lead, lanes, state })
     }
 
-    /// The key of the link of slot `slot`.
+    /// The key of the link of a slot.
     pub fn key(lanes: u32, peer: u32, send: bool, slot: u32) -> ConnectionKey {
         ConnectionKey { lane: lanes + slot, peer, send }
     }
 
     /// The slot that a link carries; None if it carries a FIFO.
     pub fn slot_of(&self, key: ConnectionKey) -> Option<u32> {
-        key.lane.checked_sub(self.lanes)
+        key.lane.checked_sub(self.lanes).filter(|slot| *slot < DEPTH)
     }
 
     /// The FIFO of a slot; makes the memory of its direction if need be.
