@@ -231,7 +231,7 @@ pub fn knobs_elsewhere(topology: &Topology, most_ctas: u32) -> Result<PlanConfig
     let settings = env::settings();
     let mut plan_config = plan_config(topology.device, settings, &Config::default())?;
     if topology.hosts() > 1 {
-        knobs_for_network(&mut plan_config, settings);
+        knobs_for_network(&mut plan_config, topology, settings.wire);
     }
     plan_config.max_ctas = plan_config.max_ctas.min(most_ctas.max(1));
     plan_config.min_ctas = plan_config.min_ctas.min(plan_config.max_ctas);
