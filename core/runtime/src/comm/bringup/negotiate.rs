@@ -323,7 +323,7 @@ fn take_net(
         return Err(Error::invalid_usage(text));
     }
     plan_config.slot_bytes[2] = plan_config.slot_bytes[2].min(most);
-    plan_config.slot_bytes[0] = plan_config.slot_bytes[0].min(most / 2 & !511);
+    plan_config.slot_bytes[0] = plan_config.slot_bytes[0].min((most / 2) & !511);
     plan_config.message_bytes = most.into();
     Ok(())
 }
