@@ -290,9 +290,9 @@ pub const FAR_WORDS: u64 = FAR_TOLD + 8192;
 /// 6. Where `send_bytes` is not 0, the peer is on another host, and the sender tells the bytes that it puts
 ///    into slot `s`, with the work's tag added: who carries slots over a network need not know the program.
 ///    Simple: in `send_bytes[s % depth]`, before it publishes the tail. LL: in the low half of the `u64` at
-///    `send_tail + FAR_TOLD + 8 * (s % depth)`, with the flag of rule 4 in the high half, at any time: whoever
-///    reads it waits for the flags of all words. LL's slots lie at `send_tail` and `recv_tail` +
-///    [`FAR_WORDS`] there.
+///    `send_tail + FAR_TOLD + 8 * (s % depth)`, with the flag of rule 4 in the high half, at any time:
+///    whoever reads it waits for the flags of all words. LL's slots lie [`FAR_WORDS`] behind `send_tail` and
+///    `recv_tail` there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Conn {

@@ -1,9 +1,10 @@
 //! Memory between the device and the proxy: slots, and how each tells the other that they are full or empty.
 //!
 //! FIFOs of kernels count: tails and credits only grow, and a page says how many bytes each slot has. LL's
-//! have no tails: their words carry flags (`flags.rs`). Slots of copy engines ([`hawser_plan::executor::copy_engine::inter_node`]) are FIFOs of one slot with two words,
-//! since a stream can only wait for a value and write one: the words are turned into the same counts here, so
-//! links know one kind of FIFO.
+//! have no tails: their words carry flags (`flags.rs`). Slots of copy engines
+//! ([`hawser_plan::executor::copy_engine::inter_node`]) are FIFOs of one slot with two words, since a stream
+//! can only wait for a value and write one: the words are turned into the same counts here, so links know one
+//! kind of FIFO.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

@@ -1,7 +1,7 @@
-//! What the proxy of a sender sees of LL's slots: words of 16 bytes with 8 bytes of data and two copies of the
-//! slot's flag (`kernels/abi`, [`Conn`](hawser_kernels_abi::Conn)). The device tells the bytes of a slot when
-//! it begins to fill it, and each half of a word is whole by itself: when all flags are there, so are the
-//! data. No tail is published, and no fence keeps the device waiting.
+//! LL's slots as the proxy of a sender sees them: words of 16 bytes with 8 bytes of data and two copies of
+//! the slot's flag (`kernels/abi`, [`Conn`](hawser_kernels_abi::Conn)). The device tells the bytes of a slot
+//! when it begins to fill it, and each half of a word is whole by itself: when all flags are there, so are
+//! the data. No tail is published, and no fence keeps the device waiting.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -44,7 +44,7 @@ impl Flags {
         2 * (self.told(number) as u32 & ((1 << TAG_SHIFT) - 1)) as usize
     }
 
-    /// Whether the slot is told and all of its words have its flag.
+    /// True if the slot is told and all of its words have its flag.
     fn is_whole(&self, number: u64) -> bool {
         let flag = number as u32 + 1;
         if (self.told(number) >> 32) as u32 != flag {
@@ -116,7 +116,8 @@ mod tests {
         assert_eq!((flags.filled(0), flags.filled(1), flags.filled(2)), (2, 2, 2));
     }
 
-    /// Bytes that no slot holds do not let the proxy read past it: it sees the slot, and its sender refuses it.
+    /// A number of bytes that no slot holds lets nobody read past it: the slot is seen, and its sender
+    /// refuses it.
     #[test]
     fn too_many_bytes_are_not_looked_for() {
         let memory = memory();
