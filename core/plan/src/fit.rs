@@ -137,7 +137,28 @@ const ROUNDS: u32 = 200;
 
 /// The constants under which the samples are most likely, from those of `topology`.
 pub fn fit(samples: &[Sample], topology: &Topology, config: &PlanConfig) -> Fit {
-    let problem = Problem::new(samples, topology, config);
+    let measured: Vec<f64> = samples.iter().map(|sample| sample.us).collect();
+    let predict = |constants: &Constants| {
+        let topology = Topology { constants: *constants, ..topology.clone() };
+        samples.iter().map(|sample| sample.predicted_us(&topology, config)).collect()
+    };
+    // What the protocol of an interpreter carries beside the data fixes its share; fused kernels wait
+    // besides.
+    let is_free = |name: &str| {
+        !name.starts_with("net.") && (!name.ends_with(".wire_share") || name.starts_with("fused."))
+    };
+    fit_by(&topology.constants, &measured, &predict, &is_free)
+}
+
+/// The constants under which `predict` comes nearest to the measured times (in µs, in its order), from those
+/// of `start`. Only those move whose name `is_free` accepts.
+pub fn fit_by(
+    start: &Constants,
+    measured: &[f64],
+    predict: &dyn Fn(&Constants) -> Vec<f64>,
+    is_free: &dyn Fn(&str) -> bool,
+) -> Fit {
+    let problem = Problem::new(start, measured, predict, is_free);
     let mut x = vec![0.0; problem.free.len()];
     let (mut cost, mut damping) = (problem.cost(&x), 1e-3);
     for _ in 0..ROUNDS {
@@ -155,44 +176,44 @@ pub fn fit(samples: &[Sample], topology: &Topology, config: &PlanConfig) -> Fit 
         }
     }
     let constants = problem.constants(&x);
-    Fit { constants, error_before: problem.error(&topology.constants), error: problem.error(&constants) }
+    Fit { constants, error_before: problem.error(start), error: problem.error(&constants) }
 }
 
-/// The samples, and which constants may move.
+/// The measured times, their prediction, and which constants may move.
 struct Problem<'a> {
-    samples: &'a [Sample],
-    topology: &'a Topology,
-    config: &'a PlanConfig,
+    base: &'a Constants,
+    measured: &'a [f64],
+    predict: &'a dyn Fn(&Constants) -> Vec<f64>,
     /// Positions in [`Constants::values`].
     free: Vec<usize>,
     start: Vec<f64>,
 }
 
 impl<'a> Problem<'a> {
-    fn new(samples: &'a [Sample], topology: &'a Topology, config: &'a PlanConfig) -> Self {
-        let names = topology.constants.named();
-        // What the protocol of an interpreter carries beside the data fixes its share; fused kernels wait
-        // besides.
-        let fixed_by_format = |name: &str| {
-            name.starts_with("net.") || name.ends_with(".wire_share") && !name.starts_with("fused.")
-        };
-        let free = names.iter().enumerate().filter(|(_, (name, _))| !fixed_by_format(name));
-        let start = topology.constants.values().into_iter().map(|v| v.max(1e-3)).collect();
-        Self { samples, topology, config, free: free.map(|(i, _)| i).collect(), start }
+    fn new(
+        base: &'a Constants,
+        measured: &'a [f64],
+        predict: &'a dyn Fn(&Constants) -> Vec<f64>,
+        is_free: &dyn Fn(&str) -> bool,
+    ) -> Self {
+        let names = base.named();
+        let free = names.iter().enumerate().filter(|(_, (name, _))| is_free(name));
+        let start = base.values().into_iter().map(|v| v.max(1e-3)).collect();
+        Self { base, measured, predict, free: free.map(|(i, _)| i).collect(), start }
     }
 
     /// The constants at `x`: logarithms of factors.
     fn constants(&self, x: &[f64]) -> Constants {
         let mut values = self.start.clone();
         self.free.iter().zip(x).for_each(|(&i, x)| values[i] *= x.exp());
-        self.topology.constants.with_values(&values)
+        self.base.with_values(&values)
     }
 
     /// Logarithms of predicted over measured times.
     fn misses(&self, constants: &Constants) -> Vec<f64> {
-        let topology = Topology { constants: *constants, ..self.topology.clone() };
-        let miss = |s: &Sample| (s.predicted_us(&topology, self.config).max(1e-6) / s.us.max(1e-6)).ln();
-        self.samples.iter().map(miss).collect()
+        let predicted = (self.predict)(constants);
+        let miss = |(predicted, us): (f64, &f64)| (predicted.max(1e-6) / us.max(1e-6)).ln();
+        predicted.into_iter().zip(self.measured).map(miss).collect()
     }
 
     fn residuals(&self, x: &[f64]) -> Vec<f64> {

@@ -156,9 +156,13 @@ impl<'a> Links<'a> {
         self.ranks[rank as usize].0
     }
 
-    /// The processors of a rank's host.
-    pub fn processors(&self, rank: u32) -> u32 {
-        self.cluster.host(self.host_of(rank)).processors
+    /// Ranks for each processor of a rank's host, at least 1: on the host device they take turns.
+    pub fn crowding(&self, rank: u32) -> f64 {
+        let host = self.cluster.host(self.host_of(rank));
+        match self.cluster.topology.device {
+            DeviceKind::Host => (f64::from(host.ranks) / f64::from(host.processors)).max(1.0),
+            DeviceKind::Cuda { .. } => 1.0,
+        }
     }
 
     /// The way of data that a rank writes to peers of its host at once, `weight` bytes on each link for a

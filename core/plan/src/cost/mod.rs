@@ -85,17 +85,12 @@ pub fn predict_fused(
     let path = topology.constants.path(route);
     let out = traffic(key, bytes as f64, 1.0).out;
     let exchanges = exchanges(key);
-    let share = fused_share(key, route);
+    let share = program_share(key) * if route == Route::ZERO_COPY { direct_share(key) } else { 1.0 };
     let wire = topology.constants.wire() * path.wire_share * share;
     let rate = wire.min(f64::from(blocks) * path.block());
     // While a round waits for its peers, the wire is still busy with the one before.
     let waits = (rounds as f64 - 1.0) * path.round_us * exchanges / share;
     path.fixed_us + path.hop_us * exchanges + (out / rate).max(waits) + f64::from(blocks) * path.block_us
-}
-
-/// Share of what a route's wire carries that a program reaches in a fused kernel.
-pub fn fused_share(key: &ProgramKey, route: Route) -> f64 {
-    program_share(key) * if route == Route::ZERO_COPY { direct_share(key) } else { 1.0 }
 }
 
 /// Share of the wire's rate that a program reaches, and of the speed of its rounds. Where the root has more

@@ -22,6 +22,8 @@ pub struct File {
     pub constants_file: Option<String>,
     /// Constants of the cost model, by the sections of such a file. They count before the file's.
     pub constants: Option<toml::Table>,
+    /// All ranks are threads of one process, whose GPUs reach each other's memory; for clusters of one host.
+    pub one_process: Option<bool>,
     /// Ranks begin an operation up to so many µs after each other, drawn by the seed.
     pub start_skew_us: Option<f64>,
 }

@@ -122,6 +122,10 @@ impl Cluster {
         }
         let mut topology = Topology::new(ranks_of(&kinds, &hosts), device, link);
         topology.constants = constants;
+        topology.direct = file.one_process == Some(true);
+        if topology.direct && hosts.len() > 1 {
+            return Err(wrong("ranks of several hosts are not in one process", "leave one_process out"));
+        }
         if hosts.len() > 1 {
             topology.net_mbps = kinds.iter().map(Host::net_mbps).min().unwrap_or(0);
         }
@@ -350,6 +354,7 @@ mod tests {
             ("[[hosts]]\n[constants.net]\nhop = 1", "net.hop"),
             ("[[hosts]]\n[constants.net]\nhop_us = -1", "at least 0"),
             ("[[hosts]]\nnic = 2", "line 2"),
+            ("one_process = true\ncluster = \"2 hosts of cpu\"", "leave one_process out"),
             ("[[hosts", "line 1"),
         ] {
             let error = cluster(text).unwrap_err().to_string();

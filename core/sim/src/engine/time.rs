@@ -27,6 +27,11 @@ impl Time {
         self.0
     }
 
+    /// The time, so many times as long.
+    pub fn stretched(self, factor: f64) -> Self {
+        if factor == 1.0 { self } else { Self((self.0 as f64 * factor).round() as u64) }
+    }
+
     /// The time in µs.
     pub fn us(self) -> f64 {
         self.0 as f64 / 1e6

@@ -6,7 +6,7 @@
 use std::fmt::Write as _;
 
 use hawser_plan::executor::fused::{FusedPlan, SECOND, rounds};
-use hawser_plan::{Call, Decision, PlanConfig, Topology, cost};
+use hawser_plan::{Call, Decision, PlanConfig, Topology};
 use hawser_types::Route;
 
 use super::{Outcome, Scene, launch, per_ps};
@@ -17,6 +17,9 @@ use crate::links::Way;
 
 /// Pieces of a call at most: more of them change little.
 const MOST_PIECES: u32 = 8;
+
+/// Share of the wire's rate that is left where values are combined on their way.
+const REDUCING: f64 = 0.9;
 
 #[derive(Debug, Clone, Copy)]
 enum Event {
@@ -41,7 +44,7 @@ struct Kernels<'a> {
     share: f64,
     route: Route,
     pieces: u32,
-    /// The time of all further rounds at least.
+    /// The least time of a kernel: its hops, and its rounds after the first.
     least: Time,
     events: Events<Event>,
     flows: Flows,
@@ -105,9 +108,9 @@ impl<'a> Kernels<'a> {
             Route::ZERO_COPY => MOST_PIECES,
             _ => rounds.clamp(1, u64::from(MOST_PIECES)) as u32,
         };
-        let pattern = cost::fused_share(&decision.key, route);
+        let pattern = if decision.key.collective.reduces() { REDUCING } else { 1.0 };
         let exchanges = if plans.iter().any(|plan| plan.args.flow.form & SECOND != 0) { 2.0 } else { 1.0 };
-        let least = (rounds as f64 - 1.0) * path.round_us * exchanges / pattern;
+        let least = exchanges * (path.hop_us + (rounds as f64 - 1.0) * path.round_us / pattern);
         let blocks = scene.links.count();
         let of_blocks = plans.iter().map(|plan| per_ps(f64::from(plan.blocks) * path.block_gbs));
         let state = RankState {

@@ -1,4 +1,5 @@
 //! Clusters, settings and calls that several tests use.
+#![allow(dead_code)] // not every test uses all of it
 
 use hawser_plan::config::NET_SLOT_BYTES;
 use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, Route, Topology, choose};
@@ -54,7 +55,6 @@ pub fn predict_with(
 }
 
 /// Settings that leave one algorithm and one route.
-#[allow(dead_code)] // not every test forces a choice
 pub fn only(topology: &Topology, algorithm: &str, route: Route) -> PlanConfig {
     let mut config = settings(topology);
     let all = |lists: &str| Collective::ALL.map(|c| format!("{}:{lists}", c.name())).join(";");

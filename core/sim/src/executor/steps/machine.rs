@@ -85,8 +85,19 @@ struct Machine<'a> {
     /// By rank: blocks that are not over, and operations that are.
     ranks: Vec<(u32, u32)>,
     outcome: (Vec<Time>, u64, String),
-    /// By rank: the share of the wire that its sends reach, and bytes per picosecond of a block.
-    speeds: Vec<(f64, f64)>,
+    /// By rank: how fast it is.
+    speeds: Vec<Speed>,
+}
+
+/// The speed of a rank.
+#[derive(Debug, Clone, Copy)]
+struct Speed {
+    /// Share of the wire that its sends within its host reach.
+    wire: f64,
+    /// Bytes per picosecond of a block.
+    block: f64,
+    /// Ranks that take turns on its processor, at least 1.
+    crowding: f64,
 }
 
 /// The times and rates of a route.
@@ -160,7 +171,8 @@ impl<'a> Machine<'a> {
     }
 
     fn launch_of(&self, rank: u32) -> Time {
-        launch(self.topology.constants.path(self.programs.route), self.blocks_of(rank).len() as u32)
+        let path = self.topology.constants.path(self.programs.route);
+        launch(path, self.blocks_of(rank).len() as u32).stretched(self.speeds[rank as usize].crowding)
     }
 
     /// Runs until nothing happens any more.
@@ -327,8 +339,8 @@ impl<'a> Machine<'a> {
         let bytes = self.programs.tile_bytes(self.blocks[block as usize].place.tile) as f64;
         let passes =
             f64::from(step.near + step.far).max(1.0) + MORE_READS * f64::from(step.reads.saturating_sub(1));
-        let (share, block_rate) = self.speeds[plan.rank as usize];
-        let limit = block_rate / passes;
+        let speed = self.speeds[plan.rank as usize];
+        let limit = speed.block / passes;
         let near = u32::from(step.near);
         if near == 0 || bytes == 0.0 {
             let at = self.events.now() + Time::from_ps((bytes / limit).ceil() as u64);
@@ -340,7 +352,7 @@ impl<'a> Machine<'a> {
             let base = self.programs.peers[(step.peers + place) as usize];
             self.peers.push(self.programs.connections[base as usize].to);
         }
-        let weight = 1.0 / (self.times.wire_share * share);
+        let weight = 1.0 / (self.times.wire_share * speed.wire);
         self.scene.links.near(plan.rank, &self.peers, weight, &mut self.way);
         let flow = self.flows.begin(self.events.now(), bytes, limit, self.way.hops());
         self.own(flow, Owner::Block(block));
@@ -357,6 +369,7 @@ impl<'a> Machine<'a> {
     fn moved(&mut self, block: u32) {
         let step = self.step_of(block);
         let (now, times) = (self.events.now(), self.times);
+        let crowding = self.speeds[self.programs.blocks[block as usize].rank as usize].crowding;
         let (recv, near, far) = (u32::from(step.recv), u32::from(step.near), u32::from(step.far));
         for place in 0..recv {
             let connection = self.connection_of(block, step, place);
@@ -365,7 +378,8 @@ impl<'a> Machine<'a> {
             self.events.add(now + back, Event::Empty(connection));
         }
         for place in recv..recv + near {
-            self.events.add(now + times.hop, Event::Full(self.connection_of(block, step, place)));
+            let full = Event::Full(self.connection_of(block, step, place));
+            self.events.add(now + times.hop.stretched(crowding), full);
         }
         let bytes = self.programs.tile_bytes(self.blocks[block as usize].place.tile);
         for place in recv + near..recv + near + far {
@@ -378,7 +392,7 @@ impl<'a> Machine<'a> {
             let at = self.proxies.work(rank, now, times.net.of_proxy(is_first));
             self.events.add(at, Event::Sent(connection));
         }
-        self.events.add(now + times.step, Event::Free(block));
+        self.events.add(now + times.step.stretched(crowding), Event::Free(block));
     }
 
     fn is_far(&self, connection: u32) -> bool {
@@ -476,27 +490,25 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// By rank: the share of the wire that its sends within its host reach, less where it sends to several peers;
-/// and the rate of a block, less where blocks share the processors of a host.
-fn speeds(programs: &Programs, topology: &Topology, links: &Links<'_>) -> Vec<(f64, f64)> {
+/// The speeds of all ranks: senders to several peers reach less of the wire, blocks may share a processor.
+fn speeds(programs: &Programs, topology: &Topology, links: &Links<'_>) -> Vec<Speed> {
     let ranks = topology.size();
     let mut peer: Vec<Option<u32>> = vec![None; ranks as usize];
     let block = per_ps(topology.constants.path(programs.route).block_gbs);
-    let mut speeds = vec![(ONE_PEER, block); peer.len()];
+    let mut speeds: Vec<Speed> =
+        (0..ranks).map(|rank| Speed { wire: ONE_PEER, block, crowding: links.crowding(rank) }).collect();
     for connection in programs.connections.iter().filter(|connection| !connection.is_far) {
         let first = peer[connection.from as usize].get_or_insert(connection.to);
         if *first != connection.to && ranks > 2 {
-            speeds[connection.from as usize].0 = topology.constants.all_to_all;
+            speeds[connection.from as usize].wire = topology.constants.all_to_all;
         }
     }
     if topology.device == DeviceKind::Host {
-        let mut threads = vec![0; topology.hosts() as usize];
-        let blocks =
-            |rank: u32| programs.first_block[rank as usize + 1] - programs.first_block[rank as usize];
-        (0..ranks).for_each(|rank| threads[links.host_of(rank) as usize] += blocks(rank));
         for rank in 0..ranks {
-            let (processors, threads) = (links.processors(rank), threads[links.host_of(rank) as usize]);
-            speeds[rank as usize].1 *= (f64::from(processors) / f64::from(threads.max(1))).min(1.0);
+            // A rank's thread runs all its blocks.
+            let blocks = programs.first_block[rank as usize + 1] - programs.first_block[rank as usize];
+            let speed = &mut speeds[rank as usize];
+            speed.block /= f64::from(blocks.max(1)) * speed.crowding;
         }
     }
     speeds

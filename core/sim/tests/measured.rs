@@ -1,0 +1,208 @@
+//! Predictions beside measured tables of `bench/results`: constants are fitted on one half of the points, and
+//! the errors of the other half are held below bounds.
+//!
+//! `cargo test -p hawser-sim --test measured -- --nocapture` prints them; `POINTS=1` adds every point.
+
+mod worlds;
+
+use hawser_plan::fit::fit_by;
+use hawser_plan::link_constants::Constants;
+use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, choose};
+use hawser_sim::{Cluster, Options, Twin};
+use serde_json::Value;
+use worlds::{cluster, settings};
+
+/// A measured time, and the world that it was measured in.
+struct Point {
+    world: usize,
+    collective: Collective,
+    bytes: u64,
+    us: f64,
+}
+
+/// A table: its worlds, its points, and the constants that may move.
+struct Table {
+    name: &'static str,
+    worlds: Vec<Cluster>,
+    points: Vec<Point>,
+    free: &'static [&'static str],
+}
+
+fn read(file: &str) -> String {
+    let path = format!("{}/../../bench/results/{file}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}"))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn collective(name: &str) -> Option<Collective> {
+    Collective::ALL.into_iter().find(|collective| collective.name() == name)
+}
+
+/// A table of `bench/nvlink.sh`.
+fn nvlink(name: &'static str, file: &str, ranks: u32, one_process: bool) -> Table {
+    let world =
+        cluster(&format!("one_process = {one_process}\n[[hosts]]\npreset = \"hgx-h200\"\nranks = {ranks}\n"));
+    let table: Value = serde_json::from_str(&read(file)).expect("JSON");
+    let rows = table["rows"].as_array().expect("rows").iter();
+    let points = rows.filter_map(|row| {
+        let times = row["ours"].as_array()?.iter().map(|round| round[0].as_f64().expect("µs"));
+        let (collective, bytes) = (collective(row["op"].as_str()?)?, row["bytes"].as_u64()?);
+        Some(Point { world: 0, collective, bytes, us: median(times.collect()) })
+    });
+    Table { name, points: points.collect(), worlds: vec![world], free: &["link.", "fused."] }
+}
+
+/// A table of `bench/latency.py`: hosts of one GPU each, which share one machine.
+fn between_hosts() -> Table {
+    let counts = [2, 4, 8];
+    let world = |hosts: u32| {
+        cluster(&format!(
+            "[[hosts]]\ncount = {hosts}\npreset = \"hgx-h200\"\nranks = 1\nnics = 1\npcie_switches = 1\n\
+             nic_gbps = 100\ngpu_direct = false\n"
+        ))
+    };
+    let text = read("2026-11-26-between-hosts-2.txt");
+    let points = text.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [name, hosts, "hosts", bytes, "out", "hawser", us, ..] = words[..] else { return None };
+        let world = counts.iter().position(|count| Ok(*count) == hosts.parse())?;
+        let (bytes, us) = (bytes.parse().ok()?, us.parse().ok()?);
+        Some(Point { world, collective: collective(name)?, bytes, us })
+    });
+    let points = points.filter(|point| point.bytes > 0).collect();
+    let free = &["net.", "interpreter.Simple.fixed_us", "interpreter.Simple.block_gbs"];
+    Table { name: "hosts of one H200, TCP", points, worlds: counts.map(world).into(), free }
+}
+
+/// A table of `bench/host_latency.py`: processes of the host device, which share two processors.
+fn host_device() -> Table {
+    let counts = [2, 4, 8];
+    let world = |ranks: u32| cluster(&format!("[[hosts]]\nranks = {ranks}\nprocessors = 2\n"));
+    let table: Value = serde_json::from_str(&read("2026-11-24-host-latency.json")).expect("JSON");
+    let rows = table["results"].as_array().expect("results").iter().filter(|row| row["way"] == "shm");
+    let points = rows.map(|row| {
+        let number = |name: &str| row[name].as_u64().expect("a number");
+        let times = row["hawser"].as_array().expect("times").iter().map(|us| us.as_f64().expect("µs"));
+        let world = counts.iter().position(|count| u64::from(*count) == number("ranks")).expect("a world");
+        Point {
+            world,
+            collective: Collective::AllReduce,
+            bytes: number("bytes"),
+            us: median(times.collect()),
+        }
+    });
+    let (points, worlds) = (points.collect(), counts.map(world).into());
+    Table { name: "host device, shared memory", points, worlds, free: &["host.", "link."] }
+}
+
+/// A point with what the planner decides for it.
+struct Case<'a> {
+    point: &'a Point,
+    call: Call,
+    decision: Decision,
+}
+
+impl Table {
+    /// The points, each with the decision under the built-in constants: by those it was measured.
+    fn cases(&self, configs: &[PlanConfig]) -> Vec<Case<'_>> {
+        let mut cases = Vec::new();
+        for point in &self.points {
+            let topology = &self.worlds[point.world].topology;
+            let call = Call::of_bytes(point.collective, point.bytes, DataType::Float32, 0, topology.size());
+            if call.count > 0 {
+                let decision = choose::choose(&call, topology, &configs[point.world]).expect("a decision");
+                cases.push(Case { point, call, decision });
+            }
+        }
+        cases
+    }
+
+    fn predict(&self, cases: &[&Case<'_>], configs: &[PlanConfig], constants: &Constants) -> Vec<f64> {
+        let with = |world: &Cluster| {
+            let mut world = world.clone();
+            let own = world.topology.constants.wire_gbs;
+            world.topology.constants = *constants;
+            for kind in &mut world.kinds {
+                kind.wire_gbs *= constants.wire_gbs / own;
+            }
+            world
+        };
+        let worlds: Vec<Cluster> = self.worlds.iter().map(with).collect();
+        let twins: Vec<Twin<'_>> = worlds.iter().map(Twin::new).collect();
+        let options = Options { most_steps: 20_000, ..Options::default() };
+        let us = |case: &&Case<'_>| {
+            let world = case.point.world;
+            let prediction = twins[world].predict(&case.call, &case.decision, &configs[world], &options);
+            prediction.expect("a prediction").us
+        };
+        cases.iter().map(us).collect()
+    }
+
+    /// Fits constants on every other point. Returns the median and the worst decile of the errors of those
+    /// that were left out, as shares of the measured times, and prints them.
+    fn errors(&self) -> (f64, f64) {
+        let configs: Vec<PlanConfig> = self.worlds.iter().map(|world| settings(&world.topology)).collect();
+        let cases = self.cases(&configs);
+        // Of every collective half of the sizes, and of every size half of the collectives.
+        let mut sizes: Vec<u64> = cases.iter().map(|case| case.point.bytes).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let is_fitted = |case: &&Case<'_>| {
+            let size = sizes.iter().position(|bytes| *bytes == case.point.bytes);
+            let collective = Collective::ALL.into_iter().position(|c| c == case.point.collective);
+            (size.unwrap_or(0) + collective.unwrap_or(0)).is_multiple_of(2)
+        };
+        let (fitted, left): (Vec<&Case<'_>>, Vec<&Case<'_>>) = cases.iter().partition(is_fitted);
+        let start = self.worlds[0].topology.constants;
+        let measured: Vec<f64> = fitted.iter().map(|case| case.point.us).collect();
+        let predict = |constants: &Constants| self.predict(&fitted, &configs, constants);
+        let is_free = |name: &str| self.free.iter().any(|free| name.starts_with(free));
+        let constants = fit_by(&start, &measured, &predict, &is_free).constants;
+        let predicted = self.predict(&left, &configs, &constants);
+        let mut errors: Vec<f64> =
+            left.iter().zip(&predicted).map(|(case, us)| (us / case.point.us - 1.0).abs()).collect();
+        if std::env::var_os("POINTS").is_some() {
+            for (case, us) in left.iter().zip(&predicted) {
+                let Point { collective, bytes, us: measured, .. } = case.point;
+                let name = collective.name();
+                println!(
+                    "  {name:14} {bytes:>10} {:40} {measured:10.2} {us:10.2}",
+                    case.decision.to_string()
+                );
+            }
+        }
+        errors.sort_by(f64::total_cmp);
+        let (middle, decile) = (errors[errors.len() / 2], errors[errors.len() * 9 / 10]);
+        println!(
+            "{:28} {:3} points fitted, {:3} left out: median error {:5.1} %, worst decile {:5.1} %",
+            self.name,
+            fitted.len(),
+            left.len(),
+            middle * 100.0,
+            decile * 100.0
+        );
+        (middle, decile)
+    }
+}
+
+#[test]
+fn predictions_come_near_what_was_measured() {
+    // The bounds are what is reached, and a little more: they say when a model gets worse. On H100 the
+    // measured rounds differ by up to a half themselves; the hosts of one H200 and the ranks of the host
+    // device share processors in ways that are not described.
+    let tables = [
+        (nvlink("2 H200, NVLink", "2026-11-23-2xH200-nvlink.json", 2, true), (0.05, 0.12)),
+        (nvlink("4 H200, NVLink", "2026-11-22-4xH200-nvlink.json", 4, false), (0.05, 0.15)),
+        (nvlink("2 H100, NVLink", "2026-11-25-2xH100-nvlink.json", 2, true), (0.10, 0.28)),
+        (between_hosts(), (0.09, 0.32)),
+        (host_device(), (0.35, 0.95)),
+    ];
+    for (table, (median, decile)) in tables {
+        let errors = table.errors();
+        assert!(errors.0 <= median && errors.1 <= decile, "{}: {errors:?}", table.name);
+    }
+}
