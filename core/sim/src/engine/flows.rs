@@ -22,15 +22,26 @@ pub struct Hop {
     pub weight: f64,
 }
 
-/// A flow's end as it stands now. It is valid as long as [`Flows::is_current`] says so.
+/// A moment at which a flow may end: [`Flows::look`] says whether it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ending {
     /// The flow.
     pub flow: FlowId,
-    /// The number of rates that the flow has had.
+    /// The number of flows that have had this number.
     pub version: u32,
-    /// The moment of the end.
+    /// The moment.
     pub at: Time,
+}
+
+/// What a look at a flow has found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// It has arrived.
+    Arrived,
+    /// It is slower than it was: to be looked at again at this moment.
+    Later(Ending),
+    /// There is another moment at which it will be looked at, or it has ended.
+    Nothing,
 }
 
 /// Links and the flows that are on them.
@@ -71,6 +82,10 @@ struct Flow {
     left: f64,
     rate: f64,
     since: Time,
+    /// The end, as it stands now.
+    end: Time,
+    /// The earliest moment at which it will be looked at.
+    look: Option<Time>,
     version: u32,
     is_member: bool,
     is_alive: bool,
@@ -104,7 +119,7 @@ impl Flows {
         let flow = &mut self.flows[id as usize];
         (flow.limit, flow.bytes, flow.left, flow.rate, flow.since) = (limit, bytes, bytes, 0.0, now);
         flow.version = flow.version.wrapping_add(1);
-        flow.is_alive = true;
+        (flow.is_alive, flow.look) = (true, None);
         flow.way.clear();
         flow.way.extend_from_slice(way);
         flow.places.clear();
@@ -125,9 +140,17 @@ impl Flows {
         id
     }
 
-    /// Returns whether an ending is the flow's newest one.
-    pub fn is_current(&self, ending: &Ending) -> bool {
-        self.flows.get(ending.flow as usize).is_some_and(|f| f.is_alive && f.version == ending.version)
+    /// Looks whether a flow has arrived. Flows that became slower are not told anew each time, but found here.
+    pub fn look(&mut self, ending: &Ending) -> Found {
+        let flow = &mut self.flows[ending.flow as usize];
+        if !flow.is_alive || flow.version != ending.version || flow.look != Some(ending.at) {
+            return Found::Nothing;
+        }
+        if flow.end <= ending.at {
+            return Found::Arrived;
+        }
+        flow.look = Some(flow.end);
+        Found::Later(Ending { at: flow.end, ..*ending })
     }
 
     /// Ends a flow that has arrived.
@@ -162,7 +185,7 @@ impl Flows {
     }
 
     /// Gives new rates to the flows that what has begun and ended since the last time concerns, and tells
-    /// their new ends.
+    /// ends that are earlier than what was told before.
     pub fn settle(&mut self, now: Time, mut tell: impl FnMut(Ending)) {
         if self.dirty.is_empty() && self.fresh.is_empty() {
             return;
@@ -182,10 +205,12 @@ impl Flows {
             }
             flow.left -= flow.rate * (now - flow.since).ps() as f64;
             (flow.rate, flow.since) = (rate, now);
-            flow.version = flow.version.wrapping_add(1);
             // A moment too late rather than too early: nothing is faster than its links.
-            let rest = (flow.left.max(0.0) / rate).ceil();
-            tell(Ending { flow: *id, version: flow.version, at: now + Time::from_ps(rest as u64) });
+            flow.end = now + Time::from_ps((flow.left.max(0.0) / rate).ceil() as u64);
+            if flow.look.is_none_or(|look| flow.end < look) {
+                flow.look = Some(flow.end);
+                tell(Ending { flow: *id, version: flow.version, at: flow.end });
+            }
         }
         self.members = (links, flows);
     }
@@ -272,9 +297,9 @@ mod tests {
     use super::*;
 
     fn ends(flows: &mut Flows, now: Time) -> Vec<(FlowId, u64)> {
-        let mut found = Vec::new();
-        flows.settle(now, |ending| found.push((ending.flow, ending.at.ps())));
-        found
+        flows.settle(now, |_| ());
+        let alive = (0..).zip(&flows.flows).filter(|(_, flow)| flow.is_alive);
+        alive.map(|(id, flow)| (id, flow.end.ps())).collect()
     }
 
     #[test]
@@ -296,17 +321,21 @@ mod tests {
     }
 
     #[test]
-    fn old_endings_are_known_as_such() {
+    fn flows_that_become_slower_are_found_when_they_are_looked_at() {
         let mut flows = Flows::new([1.0]);
         let way = [Hop { link: 0, weight: 1.0 }];
         let first = flows.begin(Time::ZERO, 10.0, f64::INFINITY, &way);
-        let mut endings = Vec::new();
-        flows.settle(Time::ZERO, |ending| endings.push(ending));
-        flows.begin(Time::from_ps(4), 10.0, f64::INFINITY, &way);
-        flows.settle(Time::from_ps(4), |ending| endings.push(ending));
-        assert_eq!(endings.iter().map(|e| e.at.ps()).collect::<Vec<_>>(), [10, 24, 16]);
-        assert!(!flows.is_current(&endings[0]) && flows.is_current(&endings[2]));
+        let mut told = Vec::new();
+        flows.settle(Time::ZERO, |ending| told.push(ending));
+        let second = flows.begin(Time::from_ps(4), 10.0, f64::INFINITY, &way);
+        flows.settle(Time::from_ps(4), |ending| told.push(ending));
+        assert_eq!(told.iter().map(|e| (e.flow, e.at.ps())).collect::<Vec<_>>(), [(first, 10), (second, 24)]);
+        let Found::Later(again) = flows.look(&told[0]) else { panic!("it is slower now") };
+        assert_eq!((again.flow, again.at.ps()), (first, 16));
+        assert_eq!((flows.look(&told[0]), flows.look(&again)), (Found::Nothing, Found::Arrived));
         flows.end(first);
-        assert!(!flows.is_current(&endings[2]));
+        flows.settle(Time::from_ps(16), |ending| told.push(ending));
+        assert_eq!((told.len(), told[2].flow, told[2].at.ps()), (3, second, 20));
+        assert_eq!((flows.look(&told[1]), flows.look(&told[2])), (Found::Nothing, Found::Arrived));
     }
 }

@@ -17,9 +17,9 @@ pub struct Problem {
     crossings: Vec<(u32, f64)>,
     /// The crossings of all links, link after link: (flow, weight).
     by_link: Vec<u32>,
-    /// The rates at which links fill up, lowest first. Entries may be out of date.
+    /// The rates at which links fill up, lowest first. Entries may be too low.
     full_at: BinaryHeap<Reverse<(u64, u32)>>,
-    /// Flows by their own limits, lowest first.
+    /// Flows that have limits of their own, lowest first.
     by_limit: Vec<u32>,
 }
 
@@ -63,7 +63,7 @@ impl Problem {
     /// Adds a flow with a limit of its own (which may be infinite). [`Problem::cross`] adds its links.
     pub fn flow(&mut self, limit: f64) -> u32 {
         let first = self.crossings.len() as u32;
-        self.flows.push(Flow { limit, rate: 0.0, settled: false, first, count: 0 });
+        self.flows.push(Flow { limit, rate: f64::INFINITY, settled: false, first, count: 0 });
         self.flows.len() as u32 - 1
     }
 
@@ -91,9 +91,10 @@ impl Problem {
             let next_limit = self.by_limit.get(limited).map(|flow| self.flows[*flow as usize].limit);
             let full = self.next_full();
             match (next_limit, full) {
-                (None, _) => break,
-                (Some(limit), Some((rate, link))) if rate < limit => self.fill(link, rate),
-                (Some(limit), _) => self.settle(self.by_limit[limited], limit),
+                (None, None) => break,
+                (Some(limit), None) => self.settle(self.by_limit[limited], limit),
+                (Some(limit), Some((rate, _))) if limit <= rate => self.settle(self.by_limit[limited], limit),
+                (_, Some((rate, link))) => self.fill(link, rate),
             }
         }
     }
@@ -119,12 +120,13 @@ impl Problem {
             }
         }
         self.by_limit.clear();
-        self.by_limit.extend(0..self.flows.len() as u32);
         let limit = |flow: &u32| self.flows[*flow as usize].limit;
+        self.by_limit.extend((0..self.flows.len() as u32).filter(|flow| limit(flow).is_finite()));
         self.by_limit.sort_by(|a, b| limit(a).total_cmp(&limit(b)));
         self.full_at.clear();
         for link in 0..self.links.len() as u32 {
-            self.note(link);
+            let full_at = self.fills_at(link);
+            self.full_at.extend(full_at.map(|rate| Reverse((rate, link))));
         }
     }
 
@@ -135,19 +137,17 @@ impl Problem {
         (weight > 0.0).then(|| ((capacity - used).max(0.0) / weight).to_bits())
     }
 
-    fn note(&mut self, link: u32) {
-        if let Some(rate) = self.fills_at(link) {
-            self.full_at.push(Reverse((rate, link)));
-        }
-    }
-
     /// The link that fills up next, and the rate of its flows then.
     fn next_full(&mut self) -> Option<(f64, u32)> {
         while let Some(Reverse((rate, link))) = self.full_at.peek().copied() {
-            if self.fills_at(link) == Some(rate) {
-                return Some((f64::from_bits(rate), link));
+            match self.fills_at(link) {
+                Some(now) if now <= rate => return Some((f64::from_bits(rate), link)),
+                // What settled meanwhile took less than its share: the link fills up later.
+                now => {
+                    self.full_at.pop();
+                    self.full_at.extend(now.map(|now| Reverse((now, link))));
+                }
             }
-            self.full_at.pop();
         }
         None
     }
@@ -175,7 +175,6 @@ impl Problem {
             at.used += weight * rate;
             // Nothing is left but what rounding leaves.
             at.weight = if at.weight - weight < TINY { 0.0 } else { at.weight - weight };
-            self.note(link);
         }
     }
 }

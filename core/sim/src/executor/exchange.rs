@@ -10,7 +10,7 @@ use hawser_plan::{Call, Decision, PlanConfig, Topology};
 use hawser_types::Route;
 
 use super::{Outcome, Scene, launch, per_ps};
-use crate::engine::flows::Ending;
+use crate::engine::flows::{Ending, Found};
 use crate::engine::{Events, Flows, Time};
 use crate::error::{Result, SimError};
 use crate::links::Way;
@@ -25,7 +25,7 @@ const REDUCING: f64 = 0.9;
 enum Event {
     /// A rank begins an operation.
     Begin(u32),
-    /// A flow arrives, unless its rate has changed meanwhile.
+    /// A flow arrives, unless it has become slower.
     Flow(Ending),
     /// Data are there for a rank: the piece, and the exchange that it belongs to.
     Arrived(u32, u32, u8),
@@ -163,8 +163,12 @@ impl<'a> Kernels<'a> {
     }
 
     fn happen(&mut self, event: Event) {
-        if matches!(event, Event::Flow(ending) if !self.flows.is_current(&ending)) {
-            return;
+        if let Event::Flow(ending) = event {
+            match self.flows.look(&ending) {
+                Found::Arrived => {}
+                Found::Later(again) => return self.events.add(again.at, Event::Flow(again)),
+                Found::Nothing => return,
+            }
         }
         if self.scene.is_traced {
             let _ = writeln!(self.outcome.2, "{} {event:?}", self.events.now());

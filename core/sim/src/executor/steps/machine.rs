@@ -8,7 +8,7 @@ use hawser_types::DeviceKind;
 
 use super::load::{Programs, SimStep};
 use super::proxy::{NetTimes, Proxies, Stream};
-use crate::engine::flows::Ending;
+use crate::engine::flows::{Ending, Found};
 use crate::engine::{Events, Flows, Time};
 use crate::error::{Result, SimError};
 use crate::executor::{Outcome, Scene, launch, per_ps};
@@ -27,7 +27,7 @@ const EVENTS_PER_LOOK: u64 = 1 << 12;
 enum Event {
     /// A rank begins an operation.
     Begin(u32),
-    /// A flow arrives, unless its rate has changed meanwhile.
+    /// A flow arrives, unless it has become slower.
     Flow(Ending),
     /// The data of a step that crosses no link are in their places.
     Moved(u32),
@@ -199,12 +199,19 @@ impl<'a> Machine<'a> {
     }
 
     fn happen(&mut self, event: Event) {
-        if self.scene.is_traced && !matches!(event, Event::Flow(ending) if !self.flows.is_current(&ending)) {
+        if let Event::Flow(ending) = event {
+            match self.flows.look(&ending) {
+                Found::Arrived => {}
+                Found::Later(again) => return self.events.add(again.at, Event::Flow(again)),
+                Found::Nothing => return,
+            }
+        }
+        if self.scene.is_traced {
             let _ = writeln!(self.outcome.2, "{} {event:?}", self.events.now());
         }
         match event {
             Event::Begin(rank) => self.begin(rank),
-            Event::Flow(ending) if self.flows.is_current(&ending) => {
+            Event::Flow(ending) => {
                 self.flows.end(ending.flow);
                 match self.owners[ending.flow as usize].take() {
                     Some(Owner::Block(block)) => self.moved(block),
@@ -216,7 +223,6 @@ impl<'a> Machine<'a> {
                     None => {}
                 }
             }
-            Event::Flow(_) => {}
             Event::Moved(block) => self.moved(block),
             Event::Free(block) => {
                 self.blocks[block as usize].is_busy = false;
