@@ -33,7 +33,7 @@ pub struct Ending {
     pub at: Time,
 }
 
-/// What a look at a flow has found.
+/// The outcome of a look at a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// It has arrived.
@@ -140,7 +140,7 @@ impl Flows {
         id
     }
 
-    /// Looks whether a flow has arrived. Flows that became slower are not told anew each time, but found here.
+    /// Looks whether a flow has arrived. Flows that became slower are not told anew each time but found here.
     pub fn look(&mut self, ending: &Ending) -> Found {
         let flow = &mut self.flows[ending.flow as usize];
         if !flow.is_alive || flow.version != ending.version || flow.look != Some(ending.at) {
