@@ -123,6 +123,9 @@ impl Drop for Figures {
         {
             self.log.warn(format!("profiler: writing metrics to {} failed: {error}", file.display()));
         }
+        if let Err(error) = self.metrics.flush() {
+            self.log.warn(format!("profiler: the last figures for OpenTelemetry: pushing failed: {error}"));
+        }
         if let Some(socket) = &self.socket {
             let _ = fs::remove_file(socket);
         }

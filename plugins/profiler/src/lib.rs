@@ -15,6 +15,7 @@
 //! | `record` | a finished event, and its lines in the trace |
 //! | `metrics` | figures for Prometheus |
 //! | `expose` | writes them to a file, and answers clients |
+//! | `otel` | pushes them to a collector of OpenTelemetry, with the feature `otel` |
 //! | `file` | writes lines from a thread of its own; the file is valid JSON after each write |
 //!
 //! Nothing here waits on the way of an operation, or makes a text there: if the threads cannot keep up, events
@@ -37,6 +38,8 @@ mod expose;
 mod file;
 mod follower;
 mod metrics;
+#[cfg_attr(not(feature = "otel"), path = "no_otel.rs")]
+mod otel;
 mod queue;
 mod record;
 mod settings;
@@ -56,6 +59,7 @@ use expose::Figures;
 use file::TraceFile;
 use follower::Follower;
 use metrics::Metrics;
+use otel::Otel;
 pub use settings::{Listen, Settings};
 use watched::Outlets;
 
@@ -118,7 +122,10 @@ impl TraceProfiler {
         };
         let started = match own.metrics.clone() {
             Some(metrics) => Ok(metrics),
-            None => made().inspect(|_| own.rank = config.rank),
+            None => made().inspect(|metrics| {
+                own.rank = config.rank;
+                push(metrics, settings, config);
+            }),
         };
         let started = started.and_then(|metrics| {
             metrics.follow(&self.follower);
@@ -150,6 +157,15 @@ impl TraceProfiler {
         files.written.insert(path.to_owned());
         files.open.insert(path.to_owned(), Arc::downgrade(&file));
         Ok(file)
+    }
+}
+
+/// Has figures pushed to a collector of OpenTelemetry, if one is named. Where that cannot be, a warning says so.
+fn push(metrics: &Metrics, settings: &Settings, config: &ProfilerConfig) {
+    let Some(address) = &settings.metrics_otlp else { return };
+    match Otel::start(address, settings.metrics_interval, config.rank) {
+        Ok(otel) => metrics.push(otel),
+        Err(error) => config.log.warn(format!("{error}; nothing is pushed there")),
     }
 }
 

@@ -12,15 +12,16 @@ use prometheus::{
 };
 
 use crate::follower::Follower;
+use crate::otel::Otel;
 use crate::record::Record;
 
 /// Upper bounds of the times of operations, in seconds.
-const SECONDS: [f64; 20] = [
+pub const SECONDS: [f64; 20] = [
     1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5,
     5.0, 10.0, 60.0,
 ];
 /// Upper bounds of bus bandwidths, in bytes per second.
-const BANDWIDTHS: [f64; 16] =
+pub const BANDWIDTHS: [f64; 16] =
     [1e6, 1e7, 1e8, 2.5e8, 5e8, 1e9, 2.5e9, 5e9, 1e10, 2.5e10, 5e10, 1e11, 2e11, 4e11, 8e11, 1.6e12];
 /// Upper bounds of achieved speeds as parts of the predicted ones.
 const PARTS: [f64; 14] = [0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.25, 2.0];
@@ -65,6 +66,7 @@ pub struct Member {
 pub struct Metrics {
     /// Takes what has come, before somebody reads.
     follower: OnceLock<Arc<Follower>>,
+    otel: OnceLock<Otel>,
     registry: Registry,
     seconds: HistogramVec,
     busbw: HistogramVec,
@@ -148,6 +150,7 @@ impl Metrics {
             )?,
             registry,
             follower: OnceLock::new(),
+            otel: OnceLock::new(),
         };
         metrics.register()?;
         Ok(metrics)
@@ -176,6 +179,22 @@ impl Metrics {
         self.follower.get_or_init(|| follower.clone());
     }
 
+    /// Has the figures pushed as well.
+    pub fn push(&self, otel: Otel) {
+        let _ = self.otel.set(otel);
+    }
+
+    /// Pushes what there is, if it is pushed anywhere.
+    ///
+    /// # Errors
+    /// The collector cannot be reached, or refuses.
+    pub fn flush(&self) -> Result<(), String> {
+        if let Some(follower) = self.follower.get() {
+            follower.look();
+        }
+        self.otel.get().map_or(Ok(()), Otel::flush)
+    }
+
     /// Notes that an event of a kind has begun.
     pub fn began(&self, kind: &str) {
         match kind {
@@ -194,15 +213,22 @@ impl Metrics {
         }
         let function = FUNCTIONS.into_iter().find(|known| *known == record.name).unwrap_or(OTHER);
         if record.unfinished {
+            if let Some(otel) = self.otel.get() {
+                otel.unfinished(function);
+            }
             return self.unfinished.with_label_values(&[function]).inc();
         }
         let seconds = record.end.saturating_sub(record.start) as f64 / 1e9;
         let bytes = moved(function, record.bytes(), ranks);
         let labels = [function, class(bytes)];
         self.seconds.with_label_values(&labels).observe(seconds);
-        if seconds > 0.0 && bytes > 0 {
-            let busbw = bytes as f64 / seconds * share_on_bus(function, ranks);
+        let has_busbw = seconds > 0.0 && bytes > 0;
+        let busbw = has_busbw.then(|| bytes as f64 / seconds * share_on_bus(function, ranks));
+        if let Some(busbw) = busbw {
             self.busbw.with_label_values(&labels).observe(busbw);
+        }
+        if let Some(otel) = self.otel.get() {
+            otel.ended(labels, seconds, bytes, busbw);
         }
         let predicted = record.predicted_ns() as f64 / 1e9;
         if predicted > 0.0 && seconds > 0.0 && record.has_children {

@@ -26,6 +26,10 @@ const DEFAULT_INTERVAL: Duration = Duration::from_secs(15);
 /// The address at which Prometheus may ask.
 const METRICS_LISTEN: &str = "HAWSER_METRICS_LISTEN";
 
+/// The addresses of a collector of OpenTelemetry: for metrics, or the one that their path is added to.
+const OTLP: [(&str, &str); 2] =
+    [("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", ""), ("OTEL_EXPORTER_OTLP_ENDPOINT", "/v1/metrics")];
+
 const DEFAULT_FILE: &str = "hawser-trace-%h-%p.json";
 /// Collectives, messages, proxy operations and kernel channels, without the calls around them.
 const DEFAULT_MASK: u64 = EventMask::COLL.0
@@ -53,6 +57,8 @@ pub struct Settings {
     pub metrics_interval: Duration,
     /// The address at which Prometheus may ask for the figures; None: none.
     pub metrics_listen: Option<Listen>,
+    /// The address of a collector of OpenTelemetry, `http://127.0.0.1:4318/v1/metrics`; None: none.
+    pub metrics_otlp: Option<String>,
 }
 
 /// An address for clients of this host only.
@@ -122,6 +128,7 @@ impl Default for Settings {
             metrics_file: None,
             metrics_interval: DEFAULT_INTERVAL,
             metrics_listen: None,
+            metrics_otlp: None,
         }
     }
 }
@@ -177,6 +184,14 @@ impl Settings {
             let what = |why| format!("{text:?}: {why}");
             settings.metrics_listen = Some(listen.map_err(|why| wrong(METRICS_LISTEN, &what(why)))?);
         }
+        // They are the program's own settings too: only a build that can export heeds them.
+        for (name, path) in OTLP {
+            if cfg!(feature = "otel") && settings.metrics_otlp.is_none() {
+                let address = value(name)?.filter(|address| !address.trim().is_empty());
+                settings.metrics_otlp =
+                    address.map(|address| format!("{}{path}", address.trim_end_matches('/')));
+            }
+        }
         Ok(settings)
     }
 
@@ -200,7 +215,7 @@ impl Settings {
 
     /// True if figures go anywhere.
     pub(crate) fn has_metrics(&self) -> bool {
-        self.metrics_file.is_some() || self.metrics_listen.is_some()
+        self.metrics_file.is_some() || self.metrics_listen.is_some() || self.metrics_otlp.is_some()
     }
 }
 
