@@ -22,13 +22,15 @@ const RUN: [&str; 8] = [
 ];
 
 /// Words of commands that are run with others: a small size is enough, and there is no shell.
-const INSTEAD: [(&str, &str); 6] = [
+const INSTEAD: [(&str, &str); 8] = [
+    ("8G", "4K"),
     ("64M", "4K"),
     ("1G", "4K"),
     ("16M", "4K"),
     ("1M", "4K"),
     ("*.xml", "mine.xml"),
     ("*.toml", "mine.toml"),
+    ("cluster.toml", "2 hosts of cpu"),
 ];
 
 /// Commands whose output is shown and is not compared, and why.
@@ -104,8 +106,9 @@ fn pages() -> Vec<PathBuf> {
     found
 }
 
-/// The `hawser` commands in the blocks of code of a page, without variables before them and pipes behind.
-fn commands(text: &str) -> Vec<String> {
+/// The words of `hawser` commands in the blocks of code of a page, without variables before them and pipes
+/// behind.
+fn commands(text: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     let mut language = None;
     for line in text.replace("\\\n", " ").lines() {
@@ -120,17 +123,17 @@ fn commands(text: &str) -> Vec<String> {
 }
 
 /// The words behind `hawser` in a line of a shell; None if the line is another command.
-fn command(line: &str) -> Option<String> {
-    let words: Vec<&str> = line.split_whitespace().collect();
+fn command(line: &str) -> Option<Vec<String>> {
+    let words = shlex::split(line)?;
     let is_variable =
-        |word: &&&str| word.split('=').next().is_some_and(|name| is_name(name) && word.contains('='));
+        |word: &&String| word.split('=').next().is_some_and(|name| is_name(name) && word.contains('='));
     let first = words.iter().take_while(is_variable).count();
     let program = words.get(first)?.rsplit('/').next()?;
     let rest = &words[first + 1..];
     let ends =
         |word: &str| ["#", "|", ">", "2>", "&", ";"].iter().any(|end| word.starts_with(end)) || word == "--";
-    let rest: Vec<&str> = rest.iter().take_while(|word| !ends(word)).copied().collect();
-    (program == "hawser" && !rest.is_empty()).then(|| rest.join(" "))
+    let rest: Vec<String> = rest.iter().take_while(|word| !ends(word)).cloned().collect();
+    (program == "hawser" && !rest.is_empty()).then_some(rest)
 }
 
 fn is_name(word: &str) -> bool {
@@ -138,8 +141,9 @@ fn is_name(word: &str) -> bool {
 }
 
 /// The text about a command that is wrong; None if it is right.
-fn problem(command: &str, folder: &Path) -> Option<String> {
-    let words: Vec<&str> = command.split(' ').collect();
+fn problem(words: &[impl AsRef<str>], folder: &Path) -> Option<String> {
+    let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
+    let command = words.join(" ");
     // `perf overlap` is a command of `perf`, `rules check` of `rules`: the longest that has a help.
     let plain = words.iter().take_while(|word| !word.starts_with('-')).count().min(2);
     let help = (1..=plain).rev().find_map(|count| {
@@ -177,7 +181,7 @@ fn the_commands_of_the_documentation_are_right() {
         for command in commands(&text) {
             count += 1;
             if let Some(problem) = problem(&command, &folder) {
-                wrong.push(format!("{}: hawser {command}: {problem}", page.display()));
+                wrong.push(format!("{}: hawser {}: {problem}", page.display(), command.join(" ")));
             }
         }
     }
@@ -188,17 +192,15 @@ fn the_commands_of_the_documentation_are_right() {
 
 #[test]
 fn commands_are_found_and_judged() {
-    let page =
-        "```sh\nA=1 x/hawser perf a -b 8 \\\n  -e 1M # text\nls\n```\nhawser no\n```text\nhawser no\n```\n";
-    assert_eq!(commands(page), ["perf a -b 8 -e 1M"]);
+    let block = "A=1 x/hawser perf a -b 8 \\\n  -e 1M --simulate '2 hosts' # text\nls\n";
+    let page = format!("```sh\n{block}```\nhawser no\n```text\nhawser no\n```\n");
+    assert_eq!(commands(&page), [["perf", "a", "-b", "8", "-e", "1M", "--simulate", "2 hosts"]]);
     let folder = std::env::temp_dir();
-    assert_eq!(problem("perf all_reduce -b 8 --hosts 2", &folder), None);
-    assert_eq!(problem("no-such-command", &folder), Some("there is no such command".into()));
-    assert_eq!(
-        problem("perf overlap --no-such-option", &folder),
-        Some("there is no option --no-such-option".into())
-    );
-    assert!(problem("explain all_reduce --ranks none", &folder).is_some());
+    let problem = |command: &str| problem(&command.split(' ').collect::<Vec<_>>(), &folder);
+    assert_eq!(problem("perf all_reduce -b 8 --hosts 2"), None);
+    assert_eq!(problem("no-such-command"), Some("there is no such command".into()));
+    assert_eq!(problem("perf overlap --no-such-option"), Some("there is no option --no-such-option".into()));
+    assert!(problem("explain all_reduce --ranks none").is_some());
 }
 
 /// A command that a page shows behind a `$`, and the lines of output behind it.

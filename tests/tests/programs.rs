@@ -16,11 +16,11 @@ use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::imported::{self, Imported};
 use hawser_plan::{Algorithm, Collective, DataType, Protocol, ReduceOp};
 use hawser_program::text::to_text;
-use hawser_runtime::{Comm, Stream, group, unique_id};
+use hawser_runtime::{Comm, Config, Stream, group, unique_id};
 use hawser_tests::deadline::Deadline;
 use hawser_tests::oracle::{Case, RankBuffers};
 use hawser_tests::process::Process;
-use hawser_tests::world::{call, on_host};
+use hawser_tests::world::{call, on_host, on_hosts};
 
 /// Tells the child which file it has.
 const CHILD: &str = "HAWSER_TEST_PROGRAM";
@@ -215,6 +215,64 @@ fn ranks_with_different_files_are_told() {
         processes.into_iter().for_each(|process| process.end().expect_error("InvalidUsage", &parts));
     }
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Each rank sends its input to the next one; from host to host half of it goes by way of the others.
+const ALL_TO_NEXT: &str = include_str!("msccl/alltonext.xml");
+
+/// MSCCL's `custom` programs run by a call of their own, on one host and on two.
+#[test]
+fn custom_programs_run_by_their_name() {
+    if !on_host() {
+        return;
+    }
+    let folder = folder("custom");
+    let path = folder.join("alltonext.xml");
+    std::fs::write(&path, ALL_TO_NEXT).unwrap();
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["custom_child", "--exact", "--nocapture"]).env(CHILD, &path);
+    // Settings about other algorithms do not count for a program that a call names.
+    child.env("MSCCL_XML_FILES", &path).env("HAWSER_DEVICE", "host").env("NCCL_ALGO", "ring");
+    let ended = child.output().unwrap();
+    let output =
+        [ended.stdout, ended.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    assert!(ended.status.success() && output.contains("1 passed"), "{output}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn custom_child() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    for hosts in ["aaaa", "aabb"] {
+        on_hosts(hosts, &Config { net: Some("Socket".into()), ..Config::default() }, |comm| {
+            for (dtype, count) in
+                [1, 2, 129, 100_003].into_iter().flat_map(|n| [(DataType::Float32, n), (DataType::Int8, n)])
+            {
+                let length = count * dtype.size();
+                let of = |rank: u32| (0..length).map(move |i| (i as u32 * 7 + rank * 61 + 3) as u8);
+                let (input, output) = (of(comm.rank()).collect::<Vec<u8>>(), vec![0xa5_u8; length]);
+                let buffers = (input.as_ptr() as u64, output.as_ptr() as u64);
+                group::start().unwrap();
+                comm.custom("AllToNext", buffers, (count as u64, dtype), Stream(0)).unwrap();
+                group::end().unwrap();
+                let wanted: Vec<u8> = match comm.rank() {
+                    0 => vec![0xa5; length],
+                    rank => of(rank - 1).collect(),
+                };
+                assert!(output == wanted, "rank {} of {hosts}: {count} x {dtype:?}", comm.rank());
+                let last = comm.last_decision().unwrap().expect("a decision");
+                assert_eq!((last.algorithm.as_str(), last.collective.as_str()), ("alltonext", "sendrecv"));
+            }
+            let call = |name: &str, buffers| comm.custom(name, buffers, (8, DataType::Int8), Stream(0));
+            let unknown = call("other", (0x1000, 0x2000)).unwrap_err().to_string();
+            assert!(unknown.contains("alltonext") && unknown.contains("MSCCL_XML_FILES"), "{unknown}");
+            let overlap = call("alltonext", (0x1000, 0x1007)).unwrap_err().to_string();
+            assert!(overlap.contains("overlap"), "{overlap}");
+        });
+    }
 }
 
 /// Runs the file that a parent names, in every way.

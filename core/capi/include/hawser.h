@@ -38,6 +38,12 @@ ncclResult_t hawserGatherv(const void *sendbuff, size_t sendcount, void *recvbuf
 ncclResult_t hawserScatterv(const void *sendbuff, const size_t sendcounts[], const size_t sdispls[], void *recvbuff,
                             size_t recvcount, ncclDataType_t datatype, int root, ncclComm_t comm, cudaStream_t stream);
 
+/* Runs a program that computes what no collective of NCCL does (coll="custom" in MSCCL's XML) by its name, which its file has in
+ * MSCCL_XML_FILES or MSCCL_ALGO_DIR on all ranks: from count elements at sendbuff to count elements at recvbuff, cut into the
+ * chunks of the program. The buffers must not overlap; what the program does not write is not touched. All ranks call it. */
+ncclResult_t hawserCustom(const char *program, const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
+                          ncclComm_t comm, cudaStream_t stream);
+
 /* Options of one call, in the list that begins at the field ext of ncclCollConfig_t: this vendor, one of these numbers, and a text.
  * They narrow what algSelection leaves; what cannot be kept is an error unless forceAlgSelection is 0. Other libraries skip them.
  * With a rule, no other rule counts for the call; that one still has to be for such calls. All ranks name the same. */

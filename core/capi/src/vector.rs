@@ -1,6 +1,7 @@
-//! Our own functions: collectives whose parts differ in length (`hawser.h`).
+//! Our own functions: collectives whose parts differ in length, and programs that are called by name
+//! (`hawser.h`).
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::Arc;
 
 use hawser_plan::vector::{Parts, Vector};
@@ -62,6 +63,23 @@ hawser_api! {
             let (input, output, count) = (sendbuff as u64, recvbuff as u64, recvcount as u64);
             submit(&Vector::Scatter { input, sends: sends.as_ref().map(Counts::parts), output, count, root })
         })
+    }
+
+    /// A program of the user's that computes what no collective does.
+    fn hawserCustom(
+        program: In<c_char>, sendbuff: *const c_void, recvbuff: *const c_void, count: usize,
+        datatype: c_int, comm: CommPtr, stream: *const c_void,
+    ) {
+        grouped(comm.ready().and_then(|handle| {
+            let run = || {
+                let name = program.text().ok_or_else(|| args::null("program"))?;
+                let what = (count as u64, args::data_type(datatype)?);
+                let buffers = (sendbuff as u64, recvbuff as u64);
+                handle.comm.custom(&name, buffers, what, Stream(stream as u64))?;
+                handle.progress()
+            };
+            handle.name(run())
+        }))
     }
 }
 

@@ -27,6 +27,7 @@ pub(super) fn check(algo: &mut Algo) -> Result<()> {
         for block in &gpu.blocks {
             peers(algo, gpu, block)?;
             for step in &block.steps {
+                moves_only(algo, step)?;
                 bounds(algo, gpu, step)?;
                 dependency(gpu, block, step)?;
             }
@@ -34,6 +35,15 @@ pub(super) fn check(algo: &mut Algo) -> Result<()> {
         }
     }
     connections(algo)
+}
+
+/// A program of no known collective may not combine values: nothing says which sum would be right.
+fn moves_only(algo: &Algo, step: &Step) -> Result<()> {
+    if algo.collective != Collective::SendRecv || !step.kind.reduces() {
+        return Ok(());
+    }
+    let text = format!("{} combines values: a custom program only moves them", step.kind.name());
+    Err(ImportError::new(Class::Collective, step.pos, text))
 }
 
 /// Chunks of input and output of a rank.

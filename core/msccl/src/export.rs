@@ -88,7 +88,7 @@ fn collective(collective: Collective) -> &'static str {
         Collective::Reduce => "reduce",
         Collective::Gather => "gather",
         Collective::Scatter => "scatter",
-        Collective::SendRecv => "sendrecv",
+        Collective::SendRecv => "custom",
     }
 }
 

@@ -55,7 +55,7 @@ use xml::{Algo, Pos};
 use hawser_program::imported::{Imported, Traffic};
 use hawser_program::limits;
 use hawser_program::verify::{self, At, Fault, Verdict};
-use hawser_types::Protocol;
+use hawser_types::{Collective, Protocol};
 
 /// Most FIFO slots that a program may need.
 pub const MOST_SLOTS: u32 = 64;
@@ -138,8 +138,12 @@ fn finish(mut algo: Algo) -> Result<Import> {
             (program, min_depth, right_in_place) = (copies, verdict.min_depth, true);
         }
     }
-    let better = optimise::optimise(&program, right_in_place);
-    let (program, min_depth) = better.unwrap_or((program, min_depth));
+    // What nobody can check for its result stays as it is.
+    if algo.collective != Collective::SendRecv
+        && let Some(better) = optimise::optimise(&program, right_in_place)
+    {
+        (program, min_depth) = better;
+    }
     limits::check(&program).map_err(|error| ImportError::new(Class::Limit, algo.pos, error.into_text()))?;
     let traffic = Traffic::of(&program, hops);
     let texts = changes.iter().map(Change::to_string).collect();
@@ -153,6 +157,10 @@ fn prove(algo: &Algo, translated: &Translated) -> Result<(u32, bool)> {
     let verify = |in_place| verify::verify(&translated.program, MOST_SLOTS, in_place);
     let refuse = |fault: Fault, how: &str| refusal(algo, translated, &fault, how);
     let apart: Verdict = verify(false).map_err(|fault| refuse(fault, "out of place"))?;
+    if algo.collective == Collective::SendRecv {
+        // Its call refuses buffers that overlap.
+        return Ok((apart.min_depth, true));
+    }
     match verify(true) {
         Ok(_) => Ok((apart.min_depth, true)),
         Err(_) if !algo.in_place => Ok((apart.min_depth, false)),

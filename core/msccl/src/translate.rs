@@ -18,6 +18,7 @@ use super::xml::{Algo, Kind, Pos, Step};
 use hawser_program::limits::MAX_CHANNELS;
 use hawser_program::verify::expected;
 use hawser_program::{Buf, Dep, Op, Program, RankProgram, Ref, Shape};
+use hawser_types::Collective;
 
 /// A program and where its steps come from.
 pub(super) struct Translated {
@@ -250,6 +251,10 @@ impl<'a> State<'a> {
         for (rank, memory) in (0..).zip(&self.memories) {
             let gpu = self.algo.gpus[rank as usize].pos;
             for (chunk, value, writer) in memory.outputs() {
+                if shape.collective == Collective::SendRecv {
+                    hops = hops.max(value.map_or(0, |value| value.hops));
+                    continue;
+                }
                 let at = if writer == Pos::default() { gpu } else { writer };
                 let parts = value.as_ref().map_or(&[][..], |value| &value.parts);
                 let (sources, wanted) = expected(shape, rank, chunk);

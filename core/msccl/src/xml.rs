@@ -179,6 +179,9 @@ const MOST_STEPS: usize = 1 << 20;
 const MOST: u32 = 1024;
 const MOST_CHUNKS: u32 = 1 << 16;
 
+/// The collective of a file that computes what no NCCL call asks for.
+const CUSTOM: &str = "custom";
+
 /// An element of some synthesizers, which no runtime reads: input that lies in the output already.
 const COPY: &str = "copy";
 
@@ -199,10 +202,17 @@ pub(super) fn read(text: &str) -> Result<Algo> {
     let mut gpus: Vec<Gpu> =
         algo.children(&["gpu"])?.iter().map(|gpu| read_gpu(gpu, &mut left)).collect::<Result<_>>()?;
     let (collective, root) = collective(&algo)?;
-    let (dialect, aliased, window) = dialect(&algo)?;
-    let in_place = algo.attribute("inplace") == Some("1");
+    let (dialect, mut aliased, window) = dialect(&algo)?;
+    let mut in_place = algo.attribute("inplace") == Some("1");
     let mut changes = Vec::new();
     let mut change = |pos: Pos, text: String| changes.push(Change::new(pos, text));
+    if collective == Collective::SendRecv {
+        if in_place {
+            let text = "inplace=\"1\" does not count: hawserCustom has two buffers that do not overlap";
+            change(algo.pos(), text.into());
+        }
+        (aliased, in_place) = (false, false);
+    }
     if matches!(bare, Cow::Owned(_)) {
         change(Pos { line: 1, column: 1 }, "what stands before <algo> is no part of the file".into());
     }
@@ -316,7 +326,9 @@ fn collective(algo: &Element<'_>) -> Result<(Collective, Option<u32>)> {
         "reduce" => Collective::Reduce,
         "gather" => Collective::Gather,
         "scatter" => Collective::Scatter,
-        "custom" | "send" | "recv" | "sendrecv" | "alltoallv" => {
+        // Messages, in whatever way the program moves them: a call of its own asks for it by name.
+        CUSTOM => Collective::SendRecv,
+        "send" | "recv" | "sendrecv" | "alltoallv" => {
             let text = format!(
                 "\"{name}\" is no collective that an NCCL call asks for: nothing could select this program"
             );

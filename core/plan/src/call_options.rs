@@ -1,6 +1,6 @@
 //! What one call asks for, over the settings of its communicator (`ncclCollConfig_t`).
 
-use hawser_types::{Algorithm, Collective, Executor, PlanError, Result, Route, Routes};
+use hawser_types::{Algorithm, Collective, Executor, Handle, PlanError, Result, Route, Routes};
 
 use crate::config::{ALL_PROGRAMS, PlanConfig, algorithm_bit};
 
@@ -14,6 +14,8 @@ pub struct CallOptions {
     pub is_forced: bool,
     /// The only rule of tuners that counts, by the number of its name.
     pub rule: Option<u64>,
+    /// The program of a call that names one by itself, as those of no known collective do.
+    pub program: Option<Handle>,
     /// The number that the program gives the call for profilers; 0 for none. It decides nothing.
     pub tag: u64,
     /// Fewest CTAs.
@@ -107,8 +109,12 @@ impl Selection {
 impl CallOptions {
     /// True if the call asks for nothing that decides how it runs.
     pub fn is_default(&self) -> bool {
-        let Self { selection, rule, min_ctas, max_ctas, copy_engines, .. } = self;
-        let is_any = rule.is_some() || min_ctas.is_some() || max_ctas.is_some() || copy_engines.is_some();
+        let Self { selection, rule, program, min_ctas, max_ctas, copy_engines, .. } = self;
+        let is_any = rule.is_some()
+            || program.is_some()
+            || min_ctas.is_some()
+            || max_ctas.is_some()
+            || copy_engines.is_some();
         selection.is_free() && !is_any
     }
 
@@ -132,6 +138,9 @@ impl PlanConfig {
             let allowed = config.routes[at].unwrap_or(Routes::ALL);
             config.routes[at] =
                 Some(Routes::that(|route| bits >> route.index() & 1 != 0 && allowed.contains(route)));
+        }
+        if let Some(program) = options.program {
+            config.imports = vec![program];
         }
         config.max_ctas = options.max_ctas.map_or(config.max_ctas, |most| most.clamp(1, config.max_ctas));
         config.min_ctas = options.min_ctas.unwrap_or(config.min_ctas).min(config.max_ctas);

@@ -217,7 +217,8 @@ fn outcome(query: &Query<'_>) -> Result<Outcome> {
 /// Why a candidate cannot be, whatever its executor says: ranks, hosts, `NCCL_ALGO` and `NCCL_PROTO`.
 fn refused_by_settings(query: &Query<'_>) -> Option<String> {
     let Query { ref key, route, topology, config, .. } = *query;
-    let index = Collective::ALL.iter().position(|&c| c == key.collective).unwrap_or(0);
+    // Settings name no calls of custom programs, which name their program themselves.
+    let index = Collective::ALL.iter().position(|&c| c == key.collective);
     let most = algo::max_ranks(key.collective, key.algorithm);
     if key.ranks == 1 {
         // One copy: settings about algorithms and protocols have nothing to act on.
@@ -237,10 +238,13 @@ fn refused_by_settings(query: &Query<'_>) -> Option<String> {
             return Some(error.into_text());
         }
     }
-    if config.algorithms[index].is_some_and(|mask| mask & algorithm_bit(key.algorithm) == 0) {
+    if index
+        .and_then(|index| config.algorithms[index])
+        .is_some_and(|mask| mask & algorithm_bit(key.algorithm) == 0)
+    {
         return Some("left out by NCCL_ALGO".to_string());
     }
-    if config.routes[index].is_some_and(|routes| !routes.contains(route)) {
+    if index.and_then(|index| config.routes[index]).is_some_and(|routes| !routes.contains(route)) {
         let is_spared = config.pass_sm > 0 && fused::tile_routes().contains(route);
         let why = if is_spared { "NCCL_PASS_SM, whose staging has its memory" } else { "NCCL_PROTO" };
         return Some(format!("left out by {why}"));

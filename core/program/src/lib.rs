@@ -99,6 +99,13 @@ pub enum Op {
     Native(u32),
 }
 
+impl Op {
+    /// True if it combines values.
+    pub const fn reduces(self) -> bool {
+        matches!(self, Self::Reduce | Self::RecvReduceSend | Self::RecvReduceCopy | Self::RecvReduceCopySend)
+    }
+}
+
 /// Waits until a step of another channel of the same rank is over (within the same tile).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Dep {

@@ -43,7 +43,8 @@ pub struct Verdict {
 ///
 /// `in_place` lays input and output over each other as the NCCL API defines it (block `rank` of the
 /// larger buffer for all-gather, reduce-scatter, gather and scatter). All-to-all has no in-place
-/// form and is checked out of place.
+/// form and is checked out of place. A program of `sendrecv` is one that its user calls by name: nothing says
+/// what it has to compute, so bounds, races, reads of undefined data and deadlocks are what is checked.
 ///
 /// # Errors
 /// The first fault found.

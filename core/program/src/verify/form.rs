@@ -2,6 +2,7 @@
 
 use super::fault::{At, Fault};
 use crate::{Buf, MAX_FAN, Op, Program, RankProgram, Ref, Shape, Step};
+use hawser_types::Collective;
 use rustc_hash::FxHashMap;
 
 /// Most chunks and executed steps of all ranks, so that a hostile text cannot exhaust memory.
@@ -36,6 +37,9 @@ pub(super) fn check(program: &Program) -> Result<(), Fault> {
                 let bad = |what: String| Fault::BadStep { at, what };
                 let is_network = at.rank >= shape.ranks;
                 check_operands(step, is_network).map_err(|what| bad(what.to_string()))?;
+                if shape.collective == Collective::SendRecv && step.op.reduces() {
+                    return Err(bad("combines values, but a custom program only moves them".to_string()));
+                }
                 check_peers(step, program.ranks.len() as u32, at.rank, is_network).map_err(bad)?;
                 if step.finish && !shape.collective.reduces() {
                     return Err(bad("finishes a value, but the collective reduces nothing".to_string()));

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use hawser_base::error::{Error, Result};
 use hawser_device::Stream;
+use hawser_plan::imported::{self, Handle};
 use hawser_plan::p2p::Message;
 use hawser_plan::vector::Vector;
-use hawser_plan::{Call, CallOptions, DataType, PlanError};
+use hawser_plan::{Call, CallOptions, Collective, DataType, PlanError, ReduceOp, Scalar};
 
 use super::{Comm, group, one_sided};
 use crate::call_check;
@@ -31,8 +32,47 @@ impl Comm {
         group::add(self, checked.map(|comm_state| (comm_state, Item::Call(call, options, stream))))
     }
 
-    /// The same, and records an event of the program, a `cudaEvent_t`, right before the first launch of the
-    /// group that the call belongs to.
+    /// Runs a program of no known collective that the user brought (MSCCL's `custom`), by its name: from an
+    /// input of `count` elements to an output of as many, which do not overlap. All ranks call it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` where there is no such program for this number of ranks, or the buffers overlap.
+    pub fn custom(
+        &self,
+        name: &str,
+        (input, output): (u64, u64),
+        (count, dtype): (u64, DataType),
+        stream: Stream,
+    ) -> Result<()> {
+        let refuse = |text: String, remedy: &str| {
+            let error = self.name_error(Error::invalid_argument(format!("program {name}: {text}")));
+            let error = error.remedy(remedy);
+            group::refused(self, &error);
+            Err(error).inspect_err(group::record)
+        };
+        let state = self.state().inspect_err(group::record)?;
+        let is_custom =
+            |handle: &&Handle| imported::kept(**handle).program.shape.collective == Collective::SendRecv;
+        let custom = state.plan_config.imports.iter().filter(is_custom);
+        let Some(&program) = custom.clone().find(|handle| handle.name().eq_ignore_ascii_case(name)) else {
+            let names: Vec<&str> = custom.map(|handle| handle.name()).collect();
+            let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+            let text =
+                format!("no custom program of {} ranks has this name; there are: {known}", self.ranks());
+            return refuse(text, "name its file in MSCCL_XML_FILES on all ranks");
+        };
+        let bytes = count.saturating_mul(dtype.size() as u64);
+        if input.max(output) < input.min(output).saturating_add(bytes) {
+            return refuse("sendbuff and recvbuff overlap".into(), "give it two buffers");
+        }
+        let (op, scalar, root) = (ReduceOp::Sum, Scalar::Immediate(0), 0);
+        let call = Call { collective: Collective::SendRecv, count, dtype, op, scalar, root, input, output };
+        let options = CallOptions { program: Some(program), is_forced: true, ..CallOptions::default() };
+        self.collective_with(call, Some(Box::new(options)), stream)
+    }
+
+    /// As [`Comm::collective_with`], and records an event of the program, a `cudaEvent_t`, right before the
+    /// first launch of the group that the call belongs to.
     ///
     /// # Errors
     /// `InvalidUsage` on the host device, which has no events.
