@@ -7,7 +7,7 @@ use hawser_plan::PlanConfig;
 use hawser_runtime::comm;
 use hawser_sim::{Cluster, File};
 
-/// Reads a cluster: a file, or a sentence such as `512 hosts of hgx-h200, rail-optimised, 2:1`.
+/// Reads a cluster: a file, or a sentence such as `64 hosts of hgx-h200, rail-optimised, 2:1`.
 ///
 /// # Errors
 /// The file cannot be read or understood, or the cluster cannot be.

@@ -93,7 +93,7 @@ pub struct Machine {
     /// File with constants of the cost model, as `hawser measure` writes it, instead of the built-in ones
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
-    /// The ranks of this cluster: a file, or a sentence such as "512 hosts of hgx-h200, rail-optimised, 2:1"
+    /// The ranks of this cluster: a file, or a sentence such as "64 hosts of hgx-h200, rail-optimised, 2:1"
     /// (docs/simulate.md)
     #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["ranks", "hosts", "per_host", "gpus", "device",
           "link", "one_process", "links"])]

@@ -127,7 +127,7 @@ pub struct Options {
     #[arg(long)]
     pub explain: bool,
     /// Measure nothing, and predict the times on this cluster: a file (docs/simulate.md), or a sentence such
-    /// as "512 hosts of hgx-h200, rail-optimised, 2:1"
+    /// as "64 hosts of hgx-h200, rail-optimised, 2:1"
     #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["threads", "gpus", "processes", "hosts",
           "names", "library", "stages", "graph", "aggregated", "point_ms", "unalign", "cycles"])]
     pub simulate: Option<String>,

@@ -11,7 +11,7 @@ use crate::error::{Result, SimError, wrong};
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct File {
-    /// The whole cluster as a sentence: `512 hosts of hgx-h200, rail-optimised, 2:1`.
+    /// The whole cluster as a sentence: `64 hosts of hgx-h200, rail-optimised, 2:1`.
     pub cluster: Option<String>,
     /// Hosts, by groups of equal ones, in the order of their ranks.
     #[serde(default)]
@@ -125,7 +125,7 @@ impl File {
     }
 }
 
-/// Reads `512 hosts of hgx-h200`.
+/// Reads `64 hosts of hgx-h200`.
 fn group(text: &str) -> Result<HostsFile> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let read = |count: &str| count.replace('_', "").parse::<u32>().ok();
@@ -136,7 +136,7 @@ fn group(text: &str) -> Result<HostsFile> {
         _ => Err(wrong(
             format!("\"{text}\" is not understood"),
             format!(
-                "write a number of hosts and their kind, such as \"512 hosts of hgx-h200\"; kinds are {}",
+                "write a number of hosts and their kind, such as \"64 hosts of hgx-h200\"; kinds are {}",
                 Preset::names()
             ),
         )),
