@@ -18,7 +18,7 @@ constexpr u32 ADD_STAGES = 4, ADD_TILE = HAWSER_ADD_SHARED / ADD_STAGES & ~127u;
 u64* add_barriers();
 unsigned char* add_stages();
 #else
-static __shared__ u64 add_full[ADD_STAGES];
+__shared__ u64 add_full[ADD_STAGES];
 __device__ __forceinline__ u64* add_barriers() { return add_full; }
 __device__ __forceinline__ unsigned char* add_stages() {
     extern __shared__ __align__(128) unsigned char stages[];

@@ -31,7 +31,7 @@ template <class M>
 constexpr u32 TILE_OPERANDS = M::N <= 2 ? 2 : 4;
 
 #ifndef HAWSER_EMULATED
-static __shared__ u32 block_lost; // somebody of the block has given up
+__shared__ u32 block_lost; // somebody of the block has given up
 #endif
 
 // Says whether to stop waiting for `peer` in the exchange `number` of this launch.

@@ -7,7 +7,7 @@
 namespace hawser {
 
 #ifndef HAWSER_EMULATED
-static __shared__ HawserExchange bundle_args; // of the operation that the block runs now
+__shared__ HawserExchange bundle_args; // of the operation that the block runs now
 #endif
 
 // Where one peer's parts lie. Called by thread k for rank + k.

@@ -47,7 +47,7 @@ struct Direct {
 #ifdef HAWSER_EMULATED
 Direct& own_direct();
 #else
-static __shared__ Direct direct_shared;
+__shared__ Direct direct_shared;
 __device__ __forceinline__ Direct& own_direct() { return direct_shared; }
 #endif
 

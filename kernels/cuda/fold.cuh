@@ -22,7 +22,7 @@ struct FoldBarriers {
 FoldBarriers& fold_barriers();
 unsigned char* fold_stages();
 #else
-static __shared__ FoldBarriers fold_shared;
+__shared__ FoldBarriers fold_shared;
 __device__ __forceinline__ FoldBarriers& fold_barriers() { return fold_shared; }
 __device__ __forceinline__ unsigned char* fold_stages() {
     extern __shared__ __align__(128) unsigned char stages[];

@@ -74,9 +74,10 @@ struct Shared {
     u32 given_up;                       // turn at whose start all leave, or NEVER
 };
 
-// One block's. Named directly everywhere: references would turn into generic addresses.
+// One block's. Named directly everywhere: references would turn into generic addresses. Not static, as nothing in shared memory is:
+// names of internal linkage hold a number made of the file's path, and builds in two folders would differ.
 #ifndef HAWSER_EMULATED
-static __shared__ Shared sh;
+__shared__ Shared sh;
 #endif
 
 } // namespace hawser
