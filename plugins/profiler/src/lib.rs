@@ -18,8 +18,8 @@
 //! | `otel` | pushes them to a collector of OpenTelemetry, with the feature `otel` |
 //! | `file` | writes lines from a thread of its own; the file is valid JSON after each write |
 //!
-//! Nothing here waits on the way of an operation, or makes a text there: if the threads cannot keep up, events
-//! are dropped and counted. `README.md` describes the settings.
+//! Nothing here waits on the way of an operation, or makes a text there: if the threads cannot keep up,
+//! events are dropped and counted. `README.md` describes the settings.
 //!
 //! ```
 //! use hawser_plugin::profiler::{EventMask, Profiler};
@@ -160,7 +160,8 @@ impl TraceProfiler {
     }
 }
 
-/// Has figures pushed to a collector of OpenTelemetry, if one is named. Where that cannot be, a warning says so.
+/// Has figures pushed to a collector of OpenTelemetry, if one is named. Where that cannot be, a warning says
+/// so.
 fn push(metrics: &Metrics, settings: &Settings, config: &ProfilerConfig) {
     let Some(address) = &settings.metrics_otlp else { return };
     match Otel::start(address, settings.metrics_interval, config.rank) {

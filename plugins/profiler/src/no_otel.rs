@@ -15,7 +15,8 @@ impl Otel {
     /// Always.
     pub fn start(address: &str, _every: Duration, _rank: u32) -> Result<Self> {
         let text = format!(
-            "profiler: figures for OpenTelemetry to {address}: this build has no export; build with --features otel"
+            "profiler: figures for OpenTelemetry to {address}: this build has no export; build with \
+             --features otel"
         );
         Err(Error::new(ErrorKind::InvalidUsage, text))
     }

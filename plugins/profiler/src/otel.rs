@@ -26,8 +26,8 @@ pub struct Otel {
 }
 
 impl Otel {
-    /// Pushes to a collector's address, such as `http://127.0.0.1:4318/v1/metrics`, every so often, in the name
-    /// of a rank.
+    /// Pushes to a collector's address, such as `http://127.0.0.1:4318/v1/metrics`, every so often, in the
+    /// name of a rank.
     ///
     /// # Errors
     /// The address cannot be used. Whether anybody is there is not asked: a collector may come later.

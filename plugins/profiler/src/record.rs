@@ -53,8 +53,8 @@ impl Record {
         found.map_or(0, |(_, value)| if let Value::Number(number) = value { *number } else { 0 })
     }
 
-    /// Adds the event as lines of a Chrome trace, joined like the others. Events that nest in their thread are
-    /// one complete event; others, which may overlap, are an asynchronous pair.
+    /// Adds the event as lines of a Chrome trace, joined like the others. Events that nest in their thread
+    /// are one complete event; others, which may overlap, are an asynchronous pair.
     pub fn write_lines(&self, to: &mut String) {
         let (_, nests) = KINDS[self.kind];
         let mut line = Line { to };

@@ -3,14 +3,13 @@
 //! What goes where is what the real executor compiles ([`FusedPlan`]). A call that the grid does not hold at
 //! once goes in pieces: while one is combined, the next is on its way.
 
-use std::fmt::Write as _;
-
 use hawser_plan::executor::fused::{FusedPlan, SECOND, rounds};
 use hawser_plan::{Call, Decision, PlanConfig, Topology};
 use hawser_types::Route;
 
+use super::run::{self, Engine, World};
 use super::{Outcome, Scene, launch, per_ps};
-use crate::engine::flows::{Ending, Found};
+use crate::engine::flows::Ending;
 use crate::engine::{Events, Flows, Time};
 use crate::error::{Result, SimError};
 use crate::links::Way;
@@ -86,7 +85,7 @@ pub fn run(
     for (rank, start) in (0..ranks).zip(scene.starts) {
         kernels.events.add(*start + kernels.launch(rank), Event::Begin(rank));
     }
-    kernels.go()?;
+    run::run(&mut kernels)?;
     if let Some(rank) = kernels.ranks.iter().position(|rank| rank.operations < scene.operations) {
         let waits = format!("rank {rank} waits for data that nobody sends");
         return Err(SimError::Stuck { us: kernels.events.now().us(), waits });
@@ -139,60 +138,6 @@ impl<'a> Kernels<'a> {
 
     fn launch(&self, rank: u32) -> Time {
         launch(self.topology.constants.path(self.route), self.plans[rank as usize].blocks)
-    }
-
-    fn go(&mut self) -> Result<()> {
-        while self.events.advance() {
-            loop {
-                while let Some(event) = self.events.take_now() {
-                    self.outcome.1 += 1;
-                    if self.outcome.1.is_multiple_of(1 << 12) && (self.scene.stop)() {
-                        return Err(SimError::Interrupted);
-                    }
-                    self.happen(event);
-                }
-                let (flows, events) = (&mut self.flows, &mut self.events);
-                flows.settle(events.now(), |ending| events.add(ending.at, Event::Flow(ending)));
-                match self.events.take_now() {
-                    Some(event) => self.happen(event),
-                    None => break,
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn happen(&mut self, event: Event) {
-        if let Event::Flow(ending) = event {
-            match self.flows.look(&ending) {
-                Found::Arrived => {}
-                Found::Later(again) => return self.events.add(again.at, Event::Flow(again)),
-                Found::Nothing => return,
-            }
-        }
-        if self.scene.is_traced {
-            let _ = writeln!(self.outcome.2, "{} {event:?}", self.events.now());
-        }
-        match event {
-            Event::Begin(rank) => {
-                let state = &mut self.ranks[rank as usize];
-                (state.begun, state.is_running) = (self.events.now(), true);
-                self.look(rank);
-            }
-            Event::Flow(ending) => {
-                self.flows.end(ending.flow);
-                let (from, to, piece, exchange) = self.owners[ending.flow as usize];
-                self.ranks[from as usize].sending[piece as usize][usize::from(exchange)] -= 1;
-                let hop = Time::from_us(self.topology.constants.path(self.route).hop_us);
-                self.events.add(self.events.now() + hop, Event::Arrived(to, piece, exchange));
-                self.look(from);
-            }
-            Event::Arrived(rank, piece, exchange) => {
-                self.ranks[rank as usize].arrived[piece as usize][usize::from(exchange)] += 1;
-                self.look(rank);
-            }
-            Event::End(rank) => self.end(rank),
-        }
     }
 
     /// Starts what a rank can start, and ends what is over.
@@ -272,6 +217,46 @@ impl<'a> Kernels<'a> {
         *ended = now.max(*ended);
         if done < self.scene.operations {
             self.events.add(now + self.launch(rank), Event::Begin(rank));
+        }
+    }
+}
+
+impl<'a> World<'a> for Kernels<'a> {
+    type Event = Event;
+
+    fn engine(&mut self) -> Engine<'_, 'a, Event> {
+        let Self { events, flows, scene, outcome: (_, count, trace), .. } = self;
+        Engine { events, flows, count, trace, scene: *scene }
+    }
+
+    fn of_flow(ending: Ending) -> Event {
+        Event::Flow(ending)
+    }
+
+    fn flow_of(event: &Event) -> Option<Ending> {
+        if let Event::Flow(ending) = event { Some(*ending) } else { None }
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Begin(rank) => {
+                let state = &mut self.ranks[rank as usize];
+                (state.begun, state.is_running) = (self.events.now(), true);
+                self.look(rank);
+            }
+            Event::Flow(ending) => {
+                self.flows.end(ending.flow);
+                let (from, to, piece, exchange) = self.owners[ending.flow as usize];
+                self.ranks[from as usize].sending[piece as usize][usize::from(exchange)] -= 1;
+                let hop = Time::from_us(self.topology.constants.path(self.route).hop_us);
+                self.events.add(self.events.now() + hop, Event::Arrived(to, piece, exchange));
+                self.look(from);
+            }
+            Event::Arrived(rank, piece, exchange) => {
+                self.ranks[rank as usize].arrived[piece as usize][usize::from(exchange)] += 1;
+                self.look(rank);
+            }
+            Event::End(rank) => self.end(rank),
         }
     }
 }

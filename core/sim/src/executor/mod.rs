@@ -1,9 +1,10 @@
 //! Simulated executors: what runs the plans of the real ones.
 //!
 //! [`steps`] stands for all that follow the steps of a program (the interpreter, and the host's threads),
-//! [`exchange`] for fused kernels. Each takes what the real executor compiles.
+//! [`exchange`] for fused kernels. Each takes what the real executor compiles; the loop of a run is in `run`.
 
 pub mod exchange;
+mod run;
 pub mod steps;
 
 use hawser_plan::algo::ProgramKey;

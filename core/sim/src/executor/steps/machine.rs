@@ -1,16 +1,15 @@
 //! The machine that runs programs: blocks, slots, credits, and their events.
 
-use std::fmt::Write as _;
-
 use hawser_kernels_abi::{NO_DEP, Place, Work};
 use hawser_plan::Topology;
 use hawser_types::DeviceKind;
 
 use super::load::{Programs, SimStep};
 use super::proxy::{NetTimes, Proxies, Stream};
-use crate::engine::flows::{Ending, Found};
+use crate::engine::flows::Ending;
 use crate::engine::{Events, Flows, Time};
 use crate::error::{Result, SimError};
+use crate::executor::run::{self, Engine, World};
 use crate::executor::{Outcome, Scene, launch, per_ps};
 use crate::links::{Links, Way};
 
@@ -19,8 +18,6 @@ use crate::links::{Links, Way};
 const MORE_READS: f64 = 0.2;
 /// Share of the wire that is left to senders with one peer, by the cost model.
 const ONE_PEER: f64 = 0.95;
-/// Events between two looks at the caller's wish to stop.
-const EVENTS_PER_LOOK: u64 = 1 << 12;
 
 /// Something that happens.
 #[derive(Debug, Clone, Copy)]
@@ -120,7 +117,7 @@ pub fn run(programs: &Programs, tiles: u32, topology: &Topology, scene: Scene<'_
         let after = *start + machine.launch_of(rank);
         machine.events.add(after, Event::Begin(rank));
     }
-    machine.go()?;
+    run::run(&mut machine)?;
     machine.check_ended()?;
     let (ended, events, trace) = machine.outcome;
     Ok(Outcome { ended, events, flows: machine.flows, trace })
@@ -173,76 +170,6 @@ impl<'a> Machine<'a> {
     fn launch_of(&self, rank: u32) -> Time {
         let path = self.topology.constants.path(self.programs.route);
         launch(path, self.blocks_of(rank).len() as u32).stretched(self.speeds[rank as usize].crowding)
-    }
-
-    /// Runs until nothing happens any more.
-    fn go(&mut self) -> Result<()> {
-        while self.events.advance() {
-            loop {
-                while let Some(event) = self.events.take_now() {
-                    self.outcome.1 += 1;
-                    if self.outcome.1.is_multiple_of(EVENTS_PER_LOOK) && (self.scene.stop)() {
-                        return Err(SimError::Interrupted);
-                    }
-                    self.happen(event);
-                }
-                let (flows, events) = (&mut self.flows, &mut self.events);
-                flows.settle(events.now(), |ending| events.add(ending.at, Event::Flow(ending)));
-                // What ends at once, if anything, still belongs to this moment.
-                match self.events.take_now() {
-                    Some(event) => self.happen(event),
-                    None => break,
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn happen(&mut self, event: Event) {
-        if let Event::Flow(ending) = event {
-            match self.flows.look(&ending) {
-                Found::Arrived => {}
-                Found::Later(again) => return self.events.add(again.at, Event::Flow(again)),
-                Found::Nothing => return,
-            }
-        }
-        if self.scene.is_traced {
-            let _ = writeln!(self.outcome.2, "{} {event:?}", self.events.now());
-        }
-        match event {
-            Event::Begin(rank) => self.begin(rank),
-            Event::Flow(ending) => {
-                self.flows.end(ending.flow);
-                match self.owners[ending.flow as usize].take() {
-                    Some(Owner::Block(block)) => self.moved(block),
-                    Some(Owner::Connection(connection)) => {
-                        let at = self.events.now() + self.times.net.wire;
-                        self.events.add(at, Event::Received(connection));
-                        self.send_next(connection);
-                    }
-                    None => {}
-                }
-            }
-            Event::Moved(block) => self.moved(block),
-            Event::Free(block) => {
-                self.blocks[block as usize].is_busy = false;
-                self.advance(block);
-            }
-            Event::Full(connection) => {
-                let state = &mut self.connections[connection as usize];
-                state.full += 1;
-                let block = state.receiver;
-                self.attempt(block);
-            }
-            Event::Empty(connection) => {
-                let state = &mut self.connections[connection as usize];
-                state.empty += 1;
-                let block = state.sender;
-                self.attempt(block);
-            }
-            Event::Sent(connection) => self.sent(connection),
-            Event::Received(connection) => self.received(connection),
-        }
     }
 
     /// A rank begins an operation: all its blocks do.
@@ -493,6 +420,60 @@ impl<'a> Machine<'a> {
             )
         });
         Err(SimError::Stuck { us: self.events.now().us(), waits: format!("rank {rank} waits in {waits}") })
+    }
+}
+
+impl<'a> World<'a> for Machine<'a> {
+    type Event = Event;
+
+    fn engine(&mut self) -> Engine<'_, 'a, Event> {
+        let Self { events, flows, scene, outcome: (_, count, trace), .. } = self;
+        Engine { events, flows, count, trace, scene: *scene }
+    }
+
+    fn of_flow(ending: Ending) -> Event {
+        Event::Flow(ending)
+    }
+
+    fn flow_of(event: &Event) -> Option<Ending> {
+        if let Event::Flow(ending) = event { Some(*ending) } else { None }
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Begin(rank) => self.begin(rank),
+            Event::Flow(ending) => {
+                self.flows.end(ending.flow);
+                match self.owners[ending.flow as usize].take() {
+                    Some(Owner::Block(block)) => self.moved(block),
+                    Some(Owner::Connection(connection)) => {
+                        let at = self.events.now() + self.times.net.wire;
+                        self.events.add(at, Event::Received(connection));
+                        self.send_next(connection);
+                    }
+                    None => {}
+                }
+            }
+            Event::Moved(block) => self.moved(block),
+            Event::Free(block) => {
+                self.blocks[block as usize].is_busy = false;
+                self.advance(block);
+            }
+            Event::Full(connection) => {
+                let state = &mut self.connections[connection as usize];
+                state.full += 1;
+                let block = state.receiver;
+                self.attempt(block);
+            }
+            Event::Empty(connection) => {
+                let state = &mut self.connections[connection as usize];
+                state.empty += 1;
+                let block = state.sender;
+                self.attempt(block);
+            }
+            Event::Sent(connection) => self.sent(connection),
+            Event::Received(connection) => self.received(connection),
+        }
     }
 }
 
