@@ -98,8 +98,8 @@ pub fn route(bytes: u64, is_far: bool, topology: &Topology, config: &PlanConfig)
     }
     let DeviceKind::Cuda { sm } = topology.device else { return Route::HOST };
     let usable = |p: Route| u64::from(config.slot_bytes[p.slots()]) >= 128;
+    let is_one_slot = bytes <= u64::from(config.slot_bytes[Route::LL.slots()]);
     if is_far {
-        let is_one_slot = bytes <= u64::from(config.slot_bytes[Route::LL.slots()]);
         return if is_one_slot && usable(Route::LL) { Route::LL } else { Route::SIMPLE };
     }
     let (ll, ll128) = match topology.link {
@@ -108,7 +108,9 @@ pub fn route(bytes: u64, is_far: bool, topology: &Topology, config: &PlanConfig)
         }
         Link::NvLink | Link::Pcie | Link::HostMemory => (SMALL, 0),
     };
-    if bytes <= ll && usable(Route::LL) {
+    // Where there are several hosts, slots of LL are as small as networks want them.
+    let has_small_slots = topology.hosts() > 1;
+    if bytes <= ll && usable(Route::LL) && (is_one_slot || !has_small_slots) {
         Route::LL
     } else if bytes <= ll128 && usable(Route::LL128) {
         Route::LL128

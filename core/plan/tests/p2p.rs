@@ -191,6 +191,10 @@ fn messages_of_one_slot_cross_networks_with_ll() {
     let route = |bytes, slot| p2p::route(bytes, true, &topology, &with_ll(slot));
     assert_eq!([1, 512].map(|bytes| route(bytes, 512)), [Route::LL; 2]);
     assert_eq!((route(513, 512), route(1, 0)), (Route::SIMPLE, Route::SIMPLE));
+    // Between GPUs of one of the hosts too: these slots are small.
+    let hosts = Topology::of_hosts(8, 4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+    let near = |bytes| p2p::route(bytes, false, &hosts, &with_ll(512));
+    assert_eq!((near(512), near(513)), (Route::LL, Route::SIMPLE));
 }
 
 #[test]
