@@ -5,6 +5,12 @@
 // Every library is opened apart and has communicators of its own; a file is opened once, so give copies of it. Those
 // with a profiler behind `@` (a path for NCCL_PROFILER_PLUGIN) are watched by it, with the mask of
 // NCCL_PROFILE_EVENT_MASK, else its own. Libraries take turns: each round measures all of them, one after the other.
+// What the progress words cost: build the library twice, once without them (the feature `unwatched` of core/runtime):
+//
+//     cargo build --release -p hawser-capi --features hawser-runtime/unwatched && cp target/release/libnccl.so none.so
+//     cargo build --release -p hawser-capi && cp target/release/libnccl.so words.so && cp none.so none-too.so
+//     HAWSER_DEVICE=host ./watching 201 ./none.so ./words.so ./none-too.so
+//
 // Prints the median of the rounds in microseconds for each size, the smallest and largest, and the median of the
 // rounds' ratios to the first library.
 #include <dlfcn.h>
@@ -13,10 +19,10 @@
 #include <string.h>
 #include <time.h>
 
-enum { RANKS = 2, MOST_LIBRARIES = 4, MOST_ROUNDS = 999, SIZES = 2, FLOAT = 7, SUM = 0 };
+enum { RANKS = 2, MOST_LIBRARIES = 4, MOST_ROUNDS = 999, SIZES = 3, FLOAT = 7, SUM = 0 };
 
-static const size_t BYTES[SIZES] = {8, 64 << 10};
-static const int CALLS[SIZES] = {4000, 400};
+static const size_t BYTES[SIZES] = {8, 1 << 10, 64 << 10};
+static const int CALLS[SIZES] = {4000, 4000, 400};
 
 typedef void *Comm;
 typedef struct {

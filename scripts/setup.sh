@@ -25,14 +25,21 @@ PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH" # before a distribution's older Rus
 
 main() {
     need_tool cc "a C compiler" gcc libc6-dev
-    need_tool curl "curl, to fetch the Rust toolchain" curl ca-certificates
+    rust_is_new_enough || command -v rustup >/dev/null 2>&1 ||
+        need_tool curl "curl, to fetch the Rust toolchain" curl ca-certificates
+    if [ "${1:-}" = packages ]; then
+        need_tool objdump "objdump, which reads what was built" binutils
+        need_tool git "git, whose last commit dates the packages" git
+        need_tool "${HAWSER_PYTHON:-python3}" "Python, which makes the packages" python3
+        need_venv
+        [ -n "${HAWSER_NO_KERNELS:-}" ] || need_tool "${NVCC_CCBIN:-g++}" "a C++ compiler for the kernels" g++
+    fi
+    refuse_if_missing
     ensure_rust
     case ${1:-} in
         docs) ensure_mdbook ;;
         packages)
-            need_tool objdump "objdump, which reads what was built," binutils
-            need_tool git "git, whose last commit dates the packages," git
-            need_tool "${HAWSER_PYTHON:-python3}" "Python, which makes the packages," python3 python3-venv
+            kernels_are_needed=1
             ensure_nvcc
             ensure_zig
             ensure_auditwheel
@@ -55,11 +62,33 @@ apt_line() {
     printf '%sapt-get update && %sapt-get install -y %s' "$sudo" "$sudo" "$*"
 }
 
+# What is missing, in words and as Debian packages: everything is told at once.
+missing=()
+missing_packages=()
+# Set where a build without kernels is of no use.
+kernels_are_needed=
+
 # need_tool COMMAND DESCRIPTION PACKAGE...
 need_tool() {
     local tool=$1 what=$2
     shift 2
-    command -v "$tool" >/dev/null 2>&1 || fail "$what is missing; install it with: $(apt_line "$@")"
+    command -v "$tool" >/dev/null 2>&1 && return
+    missing+=("$what")
+    missing_packages+=("$@")
+}
+
+# Debian has Python's module for virtual environments in a package of its own.
+need_venv() {
+    "${HAWSER_PYTHON:-python3}" -c 'import venv, ensurepip' >/dev/null 2>&1 && return
+    missing+=("Python's venv module")
+    missing_packages+=(python3-venv)
+}
+
+refuse_if_missing() {
+    [ ${#missing[@]} != 0 ] || return 0
+    local all
+    all=$(printf ', %s' "${missing[@]}")
+    fail "missing: ${all#, }; install with: $(apt_line "${missing_packages[@]}")"
 }
 
 # --- Rust ------------------------------------------------------------------------------------
@@ -160,6 +189,8 @@ look_again() {
 no_kernels() {
     local reason=$1
     shift
+    [ -z "$kernels_are_needed" ] ||
+        fail "packages need the kernels: $reason; HAWSER_NO_KERNELS=1 makes packages for the host device only"
     command -v "${NVCC_CCBIN:-g++}" >/dev/null 2>&1 || set -- "$@" g++
     mkdir -p target && touch "$WITHOUT"
     {

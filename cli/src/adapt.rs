@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use hawser_plan::{Call, Collective, DataType, ReduceOp, Scalar};
 use hawser_plugin::tuner::SettingsFile;
@@ -19,8 +19,8 @@ use hawser_runtime::comm::LastDecision;
 use hawser_runtime::{Comm, Config, Stream, unique_id};
 use serde::Serialize;
 
-use crate::output;
 use crate::progress::Progress;
+use crate::{files, output};
 
 /// Operations between two looks at the phase, by all ranks at once.
 const BATCH: usize = 20;
@@ -69,8 +69,8 @@ pub struct Demo {
     #[arg(long, default_value_t = 4, value_parser = crate::ranks::ranks(2))]
     ranks: u32,
     /// The page, with the picture and the decisions as a table
-    #[arg(long, short = 'o', default_value = "hawser-adapt.html", value_name = "FILE")]
-    output: PathBuf,
+    #[arg(long, short = 'o', alias = "output", default_value = "hawser-adapt.html", value_name = "FILE")]
+    out: PathBuf,
     /// Print phases and decisions as JSON
     #[arg(long)]
     json: bool,
@@ -150,12 +150,12 @@ pub fn run(options: &Options) -> Result<bool> {
     if !hawser_device::is_host() {
         bail!("the demo runs on the host device: HAWSER_DEVICE=host hawser adapt demo");
     }
+    files::check_place(&demo.out)?;
     let waiting = Progress::waiting("adaptive mode on the host device");
     let record = play(demo)?;
     waiting.end();
-    let name = demo.output.display();
-    std::fs::write(&demo.output, page::html(&record, demo.ranks))
-        .with_context(|| format!("cannot write the page {name}"))?;
+    let name = demo.out.display();
+    files::write(&demo.out, &page::html(&record, demo.ranks))?;
     let right = record.phases.len() == PHASES.len() && record.phases.iter().all(|(.., came)| *came);
     if demo.json {
         let phases = record
@@ -164,7 +164,7 @@ pub fn run(options: &Options) -> Result<bool> {
             .map(|(phase, at, came)| serde_json::json!({ "phase": phase, "at": at, "decision_came": came }));
         let value = serde_json::json!({
             "phases": phases.collect::<Vec<_>>(), "changes": record.changes,
-            "operations": record.samples.len(), "page": demo.output,
+            "operations": record.samples.len(), "page": demo.out,
         });
         output::print_json(&value)?;
     } else {

@@ -88,7 +88,7 @@ fn library(named: Option<&Path>) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Where the library lies beside an installed program, or one that was built here.
+/// The places of the library beside an installed program, or one that was built here.
 fn usual_places(program: &Path) -> Vec<PathBuf> {
     let Some(folder) = program.parent() else { return Vec::new() };
     let up = folder.parent().unwrap_or(folder);
@@ -120,6 +120,11 @@ fn find_program(program: &OsStr) -> Option<PathBuf> {
     }
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+/// Reads the head of a file, for a fuzz target.
+pub fn fuzz(bytes: &[u8]) {
+    let _ = elf::parse(bytes);
 }
 
 #[cfg(test)]

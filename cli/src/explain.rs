@@ -12,9 +12,9 @@ use hawser_base::env;
 use hawser_plan::algo::MAX_RANKS;
 use hawser_plan::choose::Candidate;
 use hawser_plan::cost::Constants;
-use hawser_plan::executor::{self, Decided};
+use hawser_plan::executor::{self, Decided, fused};
 use hawser_plan::topology::{DeviceKind, Link, RankInfo};
-use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, Topology};
+use hawser_plan::{Call, Collective, DataType, Decision, Executor, PlanConfig, Topology};
 use hawser_runtime::comm;
 use hawser_runtime::tuning::{CallAttributes, TunedDecision, Tuners};
 use hawser_tuner::RuleTuner;
@@ -22,7 +22,7 @@ use hawser_tuner::files;
 use serde_json::json;
 
 use crate::cluster;
-use crate::output::{self, Align, Table, size};
+use crate::output::{self, Align, Table, exact};
 use crate::perf::collective::{Geometry, Test};
 use crate::perf::options::{parse_size, parse_type};
 
@@ -53,7 +53,7 @@ pub struct Options {
     /// Ask the communicators of this process of this user, on this host, as they are now: their ranks, their
     /// rules and what adaptive mode has learned
     #[arg(long, value_name = "PID", conflicts_with_all = ["rules", "ranks", "hosts", "per_host", "gpus",
-          "device", "link", "one_process", "links", "cluster"])]
+          "device", "link", "one_process", "windows", "links", "cluster"])]
     pid: Option<u32>,
     /// Only communicators with this name; * and ? stand for any letters
     #[arg(long, requires = "pid")]
@@ -90,13 +90,16 @@ pub struct Machine {
     /// All ranks are in one process, and their GPUs reach each other's memory
     #[arg(long)]
     one_process: bool,
+    /// The buffers lie in symmetric windows, which kernels of all ranks reach
+    #[arg(long)]
+    windows: bool,
     /// File with constants of the cost model, as `hawser measure` writes it, instead of the built-in ones
     #[arg(long, value_name = "FILE")]
     links: Option<PathBuf>,
     /// The ranks of this cluster: a file, or a sentence such as "64 hosts of hgx-h200, rail-optimised, 2:1"
     /// (docs/simulate.md)
     #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["ranks", "hosts", "per_host", "gpus", "device",
-          "link", "one_process", "links"])]
+          "link", "one_process", "windows", "links"])]
     cluster: Option<String>,
 }
 
@@ -134,6 +137,8 @@ pub struct Line {
     pub busbw: f64,
     /// The fastest of the other candidates that the planner may take by itself.
     pub next: Option<Candidate>,
+    /// The reason why data go through staging, where they could go without on this device.
+    staged: Option<String>,
     /// The notes of rules about it.
     notes: Vec<String>,
 }
@@ -153,7 +158,7 @@ impl Line {
         let ranks = topology.size();
         let call = Call::of_bytes(collective, bytes, dtype, root, ranks);
         let attributes = CallAttributes::default();
-        let TunedDecision { choice, notes } = tuners.choose(&call, attributes, topology, plan_config)?;
+        let TunedDecision { choice, notes, .. } = tuners.choose(&call, attributes, topology, plan_config)?;
         let config = tuners.plan_config(&call, attributes, topology, &choice, plan_config);
         let decided = Decided { call: &call, decision: &choice, rank: 0, topology, config: &config };
         // One rank copies, and nothing is nobody's work.
@@ -172,7 +177,10 @@ impl Line {
             recv: call.count * u64::from(collective.output_blocks(ranks)),
         };
         let busbw = test.bandwidth(geometry, dtype, ranks, f64::from(choice.predicted_us) / 1e6).1;
-        Ok(Self { bytes: call.total_bytes(ranks), choice, blocks, busbw, next, notes })
+        let goes_by_kernels = !choice.route.zero_copy && choice.route.executor != Executor::CopyEngine;
+        let staged = (runs && topology.device != DeviceKind::Host && goes_by_kernels)
+            .then(|| fused::why_staged(&call, topology));
+        Ok(Self { bytes: call.total_bytes(ranks), choice, blocks, busbw, next, staged, notes })
     }
 
     /// True if another algorithm or protocol is chosen than in `other`.
@@ -180,11 +188,6 @@ impl Line {
         let way = |line: &Line| (line.choice.key.algorithm, line.choice.route);
         way(self) != way(other)
     }
-}
-
-/// A size that says all of its bytes.
-fn exact(bytes: u64) -> String {
-    if bytes.is_multiple_of(1 << 9) { size(bytes) } else { format!("{bytes} B") }
 }
 
 /// The lines as a table, its headings first.
@@ -236,6 +239,7 @@ fn json_of(line: &Line) -> serde_json::Value {
         "executor": route.executor.name(),
         "protocol": route.protocol.name(),
         "zero_copy": route.zero_copy,
+        "staged": line.staged,
         "channels": line.blocks,
         "threads": line.choice.threads,
         "predicted_us": line.choice.predicted_us,
@@ -243,6 +247,7 @@ fn json_of(line: &Line) -> serde_json::Value {
         "next": line.next.as_ref().map(|next| json!({
             "algorithm": next.algorithm.name(), "route": next.route.name(), "predicted_us": next.us()
         })),
+        "order": line.choice.why.order,
         "why": line.choice.why.to_string(),
         "rules": line.notes,
     })
@@ -303,13 +308,19 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
         topology.device,
         topology.link.name()
     );
+    if let Some(order) = lines.iter().find_map(|line| line.choice.why.order.as_ref()) {
+        let _ = writeln!(text, "# declared order, {order}");
+    }
     let rows = table_of(&lines);
     let (head, rows) = rows.split_first().context("a table without a head")?;
     let _ = writeln!(text, "{}", output::styled(output::HEADING, head));
     for (row, line) in rows.iter().zip(lines) {
         let _ = writeln!(text, "{row}");
         if options.full || bytes.0 == bytes.1 {
-            let chosen = TunedDecision { choice: line.choice, notes: line.notes };
+            if let Some(why) = &line.staged {
+                let _ = writeln!(text, "#   staged: {why}");
+            }
+            let chosen = TunedDecision { choice: line.choice, notes: line.notes, class: None };
             for line in chosen.to_string().lines() {
                 let _ = writeln!(text, "#   {line}");
             }
@@ -382,7 +393,7 @@ impl Machine {
             true => Topology::of_hosts(self.ranks, self.ranks / self.hosts, self.device, link),
             false => self.uneven(link)?,
         };
-        topology.direct = self.one_process;
+        topology.direct = self.one_process || self.windows;
         if self.gpus.is_some() && self.device == DeviceKind::Host {
             bail!("--gpus says which ranks share a GPU: the host device has none");
         }
@@ -485,6 +496,7 @@ mod tests {
                 link: None,
                 links: None,
                 one_process: false,
+                windows: false,
                 cluster: None,
             },
         }

@@ -113,25 +113,28 @@ pub fn run(options: &Options) -> Result<()> {
     }
     match out {
         Some(path) => {
-            // The default place is ours to make.
-            if options.out.is_none()
-                && let Some(folder) = path.parent()
-            {
-                std::fs::create_dir_all(folder)
-                    .with_context(|| format!("cannot make the folder {}", folder.display()))?;
-            }
             let text = if verdict.fitted_is_better() {
                 file(&found.constants, &bench.topology, &name, &fitted_note(&found))
             } else {
                 file(&topology.constants, &bench.topology, &name, KEPT_NOTE)
             };
-            files::write(&path, &text)?;
-            say(&format!("# written: {}\n", path.display()))?;
+            write(options, &path, &text)?;
+            say(&format!("# written: {}\n", path.display()))
         }
-        None if options.dry_run => say("# nothing written (--dry-run)\n")?,
-        None => say("# nothing written: what was in use stays\n")?,
+        None if options.dry_run => say("# nothing written (--dry-run)\n"),
+        None => say("# nothing written: what was in use stays\n"),
     }
-    Ok(())
+}
+
+/// Writes the file of constants. The folder of the default place is made.
+fn write(options: &Options, path: &Path, text: &str) -> Result<()> {
+    if options.out.is_none()
+        && let Some(folder) = path.parent()
+    {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+    }
+    files::write(path, text)
 }
 
 /// The last size to measure.
@@ -209,7 +212,7 @@ impl Bench<'_> {
         Ok(samples)
     }
 
-    /// How well the constants in use and the fitted ones choose among what was measured.
+    /// The verdict on the constants in use and the fitted ones: how well they choose among what was measured.
     fn verdict(&self, old: &Constants, found: &Fit, samples: &[Sample]) -> Verdict {
         let loss = |constants: &Constants| {
             let topology = Topology { constants: *constants, ..self.topology.clone() };

@@ -1,4 +1,5 @@
-//! What all commands print with: text whose loss is an error, tables of one layout, JSON, and colours.
+//! The means by which all commands print: text whose loss is an error, tables of one layout, JSON, and
+//! colours.
 //!
 //! Colours are for terminals only, and not where `NO_COLOR` is set: `anstream` takes them out of everything
 //! else, so the commands need not ask.
@@ -52,6 +53,11 @@ pub fn print(text: &str) -> Result<()> {
 pub fn print_json(value: &impl Serialize) -> Result<()> {
     let text = serde_json::to_string_pretty(value).context("the result as JSON")?;
     print(&(text + "\n"))
+}
+
+/// A size that says all of its bytes.
+pub fn exact(bytes: u64) -> String {
+    if bytes.is_multiple_of(1 << 9) { size(bytes) } else { format!("{bytes} B") }
 }
 
 /// A size as people write it: `64 KiB`, `1.5 MiB`, `12 B`.

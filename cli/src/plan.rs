@@ -351,7 +351,7 @@ fn of_a_file(program: &Program) -> (String, bool) {
     }
 }
 
-/// What the verifier says about both uses of the buffers, and whether the program is right.
+/// The verifier's sentences about both uses of the buffers, and true if the program is right.
 fn verdicts(program: &Program) -> (String, bool) {
     let shape = &program.shape;
     let depth = hawser_msccl::MOST_SLOTS;

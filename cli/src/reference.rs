@@ -126,3 +126,22 @@ fn the_page_lists_every_command_as_it_is() {
         "docs/cli.md is not what the program says: BLESS=1 cargo test -p hawser-cli reference writes it"
     );
 }
+
+/// The same thing is said alike everywhere: files are written with `-o` or `--out`, and commands have
+/// examples.
+#[test]
+fn commands_agree_about_their_options() {
+    let mut root = Cli::command();
+    root.build();
+    let mut commands = Vec::new();
+    below(&root, "hawser", &mut commands);
+    for (path, command) in commands {
+        for argument in command.get_arguments() {
+            let is_out = argument.get_long() == Some("out");
+            assert!(!is_out || argument.get_short() == Some('o'), "{path}: --out without -o");
+        }
+        let help = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string);
+        let has_examples = help.is_some_and(|help| help.contains("Examples:\n"));
+        assert!(has_examples || command.has_subcommands(), "{path}: no examples");
+    }
+}

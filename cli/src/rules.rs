@@ -280,6 +280,11 @@ fn replace(path: &Path, text: &str) -> Result<()> {
         .with_context(|| format!("cannot write {name}"))
 }
 
+/// Reads a rule file of somebody else, for a fuzz target.
+pub fn fuzz_import(text: &str) {
+    import::fuzz(text);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

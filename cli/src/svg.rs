@@ -34,7 +34,7 @@ pub enum Scale {
     Logarithmic,
 }
 
-/// A frame with two axes. Sizes grow to the right by factors, values upwards.
+/// A frame with two axes. Sizes grow to the right by factors, or time evenly, values upwards.
 pub struct Axes {
     /// Left, top, width and height.
     pub frame: (f64, f64, f64, f64),
@@ -60,6 +60,19 @@ impl Axes {
         Some(Self { frame, sizes, values, scale })
     }
 
+    /// Axes of these values over a time from 0 to `most`, which is above 0.
+    pub fn over_time(frame: (f64, f64, f64, f64), most: f64, values: &[f64]) -> Self {
+        let high = values.iter().copied().fold(0.0, f64::max);
+        let values = (0.0, if high > 0.0 { high } else { 1.0 });
+        Self { frame, sizes: (0.0, most.max(1e-9)), values, scale: Scale::Linear }
+    }
+
+    /// The place of a time.
+    pub fn x_of_time(&self, time: f64) -> f64 {
+        let (left, _, width, _) = self.frame;
+        left + (time / self.sizes.1).clamp(0.0, 1.0) * width
+    }
+
     /// The place of a size.
     pub fn x(&self, size: u64) -> f64 {
         let (left, _, width, _) = self.frame;
@@ -81,8 +94,29 @@ impl Axes {
     /// The frame, round ticks, and what the axes are, with units. `sizes` are those that have a tick, of
     /// which as many are named as fit.
     pub fn draw(&self, text: &mut String, sizes: &[u64], value: &str) {
-        let (left, top, width, height) = self.frame;
-        let (bottom, middle) = (top + height, left + width / 2.0);
+        let (_, top, width, height) = self.frame;
+        let every = sizes.len().div_ceil((width / 52.0) as usize).max(1);
+        self.value_ticks(text);
+        for (at, size) in sizes.iter().enumerate() {
+            let name = (at % every == 0).then(|| crate::output::size(*size));
+            tick(text, (self.x(*size), top + height), name.as_deref());
+        }
+        self.outline(text, "size", value);
+    }
+
+    /// The same for axes over a time.
+    pub fn draw_over_time(&self, text: &mut String, time: &str, value: &str) {
+        let (_, top, _, height) = self.frame;
+        self.value_ticks(text);
+        for at in round_ticks(self.sizes.1) {
+            tick(text, (self.x_of_time(at), top + height), Some(&at.to_string()));
+        }
+        self.outline(text, time, value);
+    }
+
+    /// Round ticks of the values, with lines across.
+    fn value_ticks(&self, text: &mut String) {
+        let (left, _, width, _) = self.frame;
         let ticks = match self.scale {
             Scale::Linear => round_ticks(self.values.1),
             Scale::Logarithmic => log_ticks(self.values.0, self.values.1),
@@ -97,26 +131,20 @@ impl Axes {
                 y + 3.0
             );
         }
-        let every = sizes.len().div_ceil((width / 52.0) as usize).max(1);
-        for (at, size) in sizes.iter().enumerate() {
-            let x = self.x(*size);
-            let _ = writeln!(text, "<path d=\"M{x:.1} {bottom}v4\" stroke=\"black\"/>");
-            if at % every == 0 {
-                let _ = writeln!(
-                    text,
-                    "<text x=\"{x:.1}\" y=\"{:.0}\" text-anchor=\"middle\" font-size=\"10\">{}</text>",
-                    bottom + 16.0,
-                    crate::output::size(*size)
-                );
-            }
-        }
+    }
+
+    /// The lines of both axes, and what they are.
+    fn outline(&self, text: &mut String, along: &str, value: &str) {
+        let (left, top, width, height) = self.frame;
+        let (bottom, middle) = (top + height, left + width / 2.0);
         let _ = writeln!(
             text,
             "<path d=\"M{left} {top}v{height}h{width}\" fill=\"none\" stroke=\"black\"/>\
-             <text x=\"{middle:.0}\" y=\"{:.0}\" text-anchor=\"middle\" font-size=\"11\">size</text>\
+             <text x=\"{middle:.0}\" y=\"{:.0}\" text-anchor=\"middle\" font-size=\"11\">{}</text>\
              <text transform=\"translate({:.0} {:.0}) rotate(-90)\" text-anchor=\"middle\" \
              font-size=\"11\">{}</text>",
             bottom + 32.0,
+            escaped(along),
             left - 44.0,
             top + height / 2.0,
             escaped(value)
@@ -125,12 +153,36 @@ impl Axes {
 
     /// A line through points, which has a name under the pointer.
     pub fn line(&self, text: &mut String, points: &[(u64, f64)], stroke: &str, name: &str) {
-        let place = |(size, value): &(u64, f64)| format!("{:.1},{:.1}", self.x(*size), self.y(*value));
+        let place = |(size, value): &(u64, f64)| (self.x(*size), self.y(*value));
+        line(text, points.iter().map(place), stroke, name);
+    }
+
+    /// The same over a time.
+    pub fn line_over_time(&self, text: &mut String, points: &[(f64, f64)], stroke: &str, name: &str) {
+        let place = |(time, value): &(f64, f64)| (self.x_of_time(*time), self.y(*value));
+        line(text, points.iter().map(place), stroke, name);
+    }
+}
+
+/// A line through places.
+fn line(text: &mut String, places: impl Iterator<Item = (f64, f64)>, stroke: &str, name: &str) {
+    let places: Vec<String> = places.map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    let _ = writeln!(
+        text,
+        "<polyline fill=\"none\" {stroke} points=\"{}\"><title>{}</title></polyline>",
+        places.join(" "),
+        escaped(name)
+    );
+}
+
+/// A tick of the axis below, and its name.
+fn tick(text: &mut String, (x, bottom): (f64, f64), name: Option<&str>) {
+    let _ = writeln!(text, "<path d=\"M{x:.1} {bottom}v4\" stroke=\"black\"/>");
+    if let Some(name) = name {
         let _ = writeln!(
             text,
-            "<polyline fill=\"none\" {stroke} points=\"{}\"><title>{}</title></polyline>",
-            points.iter().map(place).collect::<Vec<_>>().join(" "),
-            escaped(name)
+            "<text x=\"{x:.1}\" y=\"{:.0}\" text-anchor=\"middle\" font-size=\"10\">{name}</text>",
+            bottom + 16.0,
         );
     }
 }

@@ -4,6 +4,7 @@
 //! job nothing, and shows processes that are stopped as well.
 
 mod draw;
+mod figures;
 mod job;
 
 use std::io::IsTerminal;
@@ -37,6 +38,9 @@ pub struct Options {
     /// Print one picture and end, as where the output is no terminal
     #[arg(long)]
     once: bool,
+    /// Print what is seen as JSON and end
+    #[arg(long)]
+    json: bool,
 }
 
 /// The size of a picture that is printed.
@@ -51,6 +55,9 @@ pub fn run(options: &Options) -> Result<()> {
         bail!("--every {} is no time between looks; write seconds from 0.05 to 3600", options.every);
     }
     let first = look(options)?;
+    if options.json {
+        return output::print_json(&first);
+    }
     if options.once || !std::io::stdout().is_terminal() {
         return output::print(&printed(&first, PRINTED)?);
     }
@@ -81,7 +88,7 @@ fn look(options: &Options) -> Result<Job> {
 /// Shows what there is until the user ends it.
 fn watch(terminal: &mut ratatui::DefaultTerminal, options: &Options, first: Job) -> Result<()> {
     let every = Duration::from_secs_f64(options.every);
-    let (mut view, mut job) = (View::default(), first);
+    let (mut view, mut job, mut seen) = (View::default(), first, Instant::now());
     let mut next = Instant::now() + every;
     loop {
         terminal.draw(|frame| draw::draw(frame, &job, &mut view)).context("drawing")?;
@@ -99,8 +106,9 @@ fn watch(terminal: &mut ratatui::DefaultTerminal, options: &Options, first: Job)
         }
         next = Instant::now() + every;
         // A process that was named may have ended: what was seen last stays.
-        if let Ok(now) = look(options) {
-            job = now;
+        if let Ok(mut now) = look(options) {
+            figures::compare(&mut now.rails, &job.rails, seen.elapsed().as_secs_f64());
+            (job, seen) = (now, Instant::now());
         }
     }
 }

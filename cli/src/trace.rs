@@ -5,7 +5,7 @@ mod clocks;
 mod hang;
 mod merge;
 mod python;
-mod read;
+pub mod read;
 mod sources;
 mod view;
 
@@ -55,4 +55,10 @@ pub fn run(options: &Options) -> Result<()> {
         Command::Merge(options) => merge::run(options),
         Command::View(options) => view::run(options),
     }
+}
+
+/// Reads a file as `merge` and `view` do, for a fuzz target.
+pub fn fuzz(path: &std::path::Path, to: &mut dyn std::io::Write) {
+    // Files that are no traces are refused.
+    let _ = (merge::fuzz(path, to), view::fuzz(path));
 }

@@ -143,6 +143,7 @@ fn what_is_shown_can_be_had_as_json() {
         &["plan", "verify", "ring_all_gather", "--ranks", "3", "--json"],
         &["explain", "all_reduce", "--json"],
         &["rules", "list", "--json"],
+        &["top", "--json"],
         &["doctor", "--json"],
         &["doctor", "--net", "--json"],
         &["perf", "all_reduce", "-t", "2", "-b", "1K", "-e", "2K", "-n", "2", "--json"],

@@ -94,7 +94,7 @@ fn a_named_file_or_none() {
     let report = text(hawser(&folder.0, &args).output().expect("run"));
     assert!(report.contains("3 ranks on host CPU") && report.contains("ratio"), "{report}");
     assert!(std::fs::read_to_string(&named).expect("the file").contains("ranks = 3"));
-    assert!(refused(hawser(&folder.0, &["measure", "-g", "1"])).contains("1 is not in 2..=3049"));
+    assert!(refused(hawser(&folder.0, &["measure", "-g", "1"])).contains("1 is not in 2..=16384"));
     let backwards = refused(hawser(&folder.0, &["measure", "-b", "1M", "-e", "1K"]));
     assert!(backwards.contains("-b 1048576 is larger than -e 1024"), "{backwards}");
 }

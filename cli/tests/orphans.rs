@@ -24,7 +24,7 @@ fn children(pid: u32) -> Vec<u32> {
     text.split_whitespace().map(|word| word.parse().unwrap()).collect()
 }
 
-/// Whether a process runs; one that has ended and that nobody has asked about does not.
+/// True if a process runs; one that has ended and that nobody has asked about does not.
 fn runs(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))

@@ -30,6 +30,18 @@ fn text(args: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("UTF-8")
 }
 
+/// Send and receive round a ring, and an exchange of more ranks than its program serves, are messages.
+#[test]
+fn messages_have_predicted_times() {
+    let ring = run(&["perf", "sendrecv", "-b", "1M", "-e", "1M", "--json", "--simulate", "4 hosts of cpu"]);
+    let text = String::from_utf8_lossy(&ring.stdout);
+    assert!(ring.status.success() && text.contains("sendrecv"), "{text}");
+    let large = ["perf", "alltoall", "-b", "16M", "-e", "16M", "--explain", "--simulate"];
+    let output = run(&[&large[..], &["1024 hosts of hgx-h200"]].concat());
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("messages") && text.contains("simulated:"), "{text}");
+}
+
 #[test]
 fn the_table_is_that_of_perf() {
     let args = ["perf", "all_reduce,broadcast", "-b", "1K", "-e", "1M", "-f", "32", "--simulate"];
@@ -96,7 +108,7 @@ fn bad_clusters_are_errors_that_name_them() {
     }
     let missing = run(&["perf", "all_reduce", "--simulate", "/nowhere/cluster.toml"]);
     assert!(String::from_utf8_lossy(&missing.stderr).contains("cannot read /nowhere/cluster.toml"));
-    let messages = run(&["perf", "sendrecv", "--simulate", "2 hosts of cpu"]);
+    let messages = run(&["perf", "hypercube", "--simulate", "2 hosts of cpu"]);
     assert!(String::from_utf8_lossy(&messages.stderr).contains("not simulated yet"));
     let both = run(&["perf", "all_reduce", "--simulate", "2 hosts of cpu", "-t", "4"]);
     assert_eq!(both.status.code(), Some(2));

@@ -1,4 +1,4 @@
-// zero_copy: the ranks of one process move user data straight between their buffers. For large sizes.
+// zero_copy: ranks that reach each other's buffers move user data straight between them. For large sizes.
 //
 // The blocks of all ranks meet (exchange_meet.cuh). If some rank's buffers cannot be reached by the others, all ranks see that and
 // take the way of Simple. What is combined is read from all ranks. What only moves is written to where it belongs, or read by

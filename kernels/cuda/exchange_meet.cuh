@@ -74,6 +74,11 @@ struct DirectPlace {
     }
 };
 
+// An address of a buffer of this rank as a peer finds it: in another process that is elsewhere.
+__device__ __forceinline__ u64 as_seen(u64 address, u64 seen, u32 peer) {
+    return seen == 0 ? address : address + load_part<u64>(seen + peer * 8);
+}
+
 // Whether the peer's line, as read, says that it comes.
 __device__ __forceinline__ bool has_come(u64 line, u32 epoch) { return (u32)line == epoch && line >> 32 != LINE_WITHDRAWN; }
 
@@ -82,8 +87,9 @@ __device__ __forceinline__ bool has_come(u64 line, u32 epoch) { return (u32)line
 __device__ __forceinline__ Meeting meet(const HawserExchange& a, Direct& direct, const DirectPlace& place, u32 epoch) {
     bool ready = (a.direct & HAWSER_DIRECT_READY) && (a.form & HAWSER_ALIGNED);
     if (place.has_peer) {
-        store_relaxed_sys(place.to, a.src[place.lane]);
-        store_relaxed_sys(place.to + 8, a.dst[rank_of(a, place.lane)]);
+        u32 peer = rank_of(a, place.lane);
+        store_relaxed_sys(place.to, as_seen(a.src[place.lane], a.src_seen, peer));
+        store_relaxed_sys(place.to + 8, as_seen(a.dst[peer], a.dst_seen, peer));
         fence_acq_rel_sys();
         store_relaxed_sys(place.to + 16, (u64)(ready ? LINE_OPEN : LINE_CLOSED) << 32 | epoch);
     }

@@ -197,6 +197,8 @@ struct HawserExchange {
     uint64_t done;
     uint64_t most;
     uint64_t least;
+    uint64_t src_seen;
+    uint64_t dst_seen;
     uint32_t divisor;
     uint32_t tile;
     uint32_t flags_at;
@@ -292,8 +294,8 @@ static_assert(offsetof(HawserFold, divisor) == 96 && offsetof(HawserFold, form) 
 static_assert(sizeof(HawserBundleOp) == 56 && offsetof(HawserBundleOp, part) == 32 && offsetof(HawserBundleOp, first) == 50, "");
 static_assert(sizeof(HawserBundle) == 3944 && offsetof(HawserBundle, mine) == 320, "");
 static_assert(offsetof(HawserBundle, rank) == 352 && offsetof(HawserBundle, ops) == 360, "");
-static_assert(sizeof(HawserExchange) == 408 && offsetof(HawserExchange, mine) == 320, "");
-static_assert(offsetof(HawserExchange, divisor) == 384 && offsetof(HawserExchange, direct) == 405, "");
+static_assert(sizeof(HawserExchange) == 424 && offsetof(HawserExchange, mine) == 320, "");
+static_assert(offsetof(HawserExchange, divisor) == 400 && offsetof(HawserExchange, direct) == 421, "");
 static_assert(sizeof(HawserStep) == 64 && offsetof(HawserStep, src_chunk) == 12 && offsetof(HawserStep, recv) == 32, "");
 static_assert(sizeof(HawserBlock) == 8, "");
 static_assert(sizeof(HawserWork) == 80 && offsetof(HawserWork, tile) == 48 && offsetof(HawserWork, chunks) == 60, "");

@@ -84,6 +84,15 @@ static void decision(ncclComm_t comm) {
     WANT(hawserLastDecision(comm, NULL, NULL, 0) == INVALID_ARGUMENT);
 }
 
+static void class_of(ncclComm_t comm) {
+    float data[1000] = {0};
+    OK(hawserCommSetClass(comm, "best_effort"));
+    OK(ncclAllReduce(data, data, 1000, FLOAT32, SUM, comm, NULL));
+    WANT(hawserCommSetClass(comm, "high") == INVALID_ARGUMENT && strstr(ncclGetLastError(NULL), "urgent, normal"));
+    WANT(hawserCommSetClass(comm, NULL) == INVALID_ARGUMENT && hawserCommSetClass(NULL, "urgent") == INVALID_ARGUMENT);
+    OK(hawserCommSetClass(comm, "normal"));
+}
+
 static void *rank_main(void *argument) {
     int rank = (int)(intptr_t)argument;
     ncclComm_t comm;
@@ -108,6 +117,7 @@ int main(void) {
     int device = 0;
     OK(ncclCommInitAll(&alone, 1, &device));
     decision(alone);
+    class_of(alone);
     OK(ncclCommDestroy(alone));
     puts("vector: ok");
     return 0;

@@ -115,7 +115,9 @@ class Trial:
         seen, works = [], self.works()
         plain = self.once(works)
         seen.append(("plain", plain, "Ring"))
-        windows = [self.register(work) for work in works]
+        # All ranks make a window together.
+        with self.library.group():
+            windows = [self.register(work) for work in works]
         seen.append(("in windows", self.once(works), "AllPairs"))
         for rank, pair in enumerate(windows):
             for window in pair:

@@ -36,6 +36,7 @@ def pytest_addoption(parser):
     group.addoption("--nccl", type=os.path.abspath, help="NVIDIA's libnccl.so.2")
     group.addoption("--rust-example", type=os.path.abspath, help="the built program of examples/rust")
     group.addoption("--tuner", type=os.path.abspath, help="libnccl-tuner-hawser.so")
+    group.addoption("--profiler", type=os.path.abspath, help="libnccl-profiler-hawser.so")
     group.addoption("--patience", type=float, default=1, help="factor of the time limits")
     group.addoption("--logs", help="folder for logs; default: a new one")
 
@@ -72,6 +73,8 @@ def missing(item):
             return "needs PyTorch"
     if marked("tool") and not option("hawser"):
         return "no --hawser"
+    if marked("profiler") and not option("profiler"):
+        return "no --profiler"
     if marked("nccl") and not (option("nccl") and option("tuner")):
         return "no --nccl and --tuner"
     if marked("nccl_tests") and not option("nccl_tests"):

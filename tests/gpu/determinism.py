@@ -232,12 +232,12 @@ class Trial:
         self.layer.synchronize()
 
 
-def values(layer, place, rank, case):
-    """Bytes of random floats of both signs.
+def values(layer, place, rank, case, formats=FORMATS):
+    """Bytes of random floats of both signs, in one of the formats.
 
     About half of the values of an odd rank are those of the rank before it with the other sign: where large
     values cancel, the order shows in 16-bit types too, which else round it away at the end."""
-    exponent_bits, mantissa_bits, least, most = FORMATS[case.dtype.name]
+    exponent_bits, mantissa_bits, least, most = formats[case.dtype.name]
     n, lowest, width = (
         case.input_length(),
         (1 << (exponent_bits - 1)) - 1 + least,

@@ -37,8 +37,29 @@ CASES = {
     "stream": ("kernel_silent", [1]),
     "graph": (("not_called", "kernel_silent"), [1]),
     "graph-late": ("not_called", [1]),
+    "graph-stopped": ("stopped", [1]),
+    "graph-stream": (("not_called", "kernel_silent"), [1]),
+    "full": ("kernel_silent", [1]),
     "order": ("other_order", [0, 1]),
 }
+# A kernel that waits for a word.
+SPIN = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry spin(.param .u64 word)
+{
+    .reg .u64 %address;
+    .reg .u32 %value;
+    .reg .pred %waits;
+    ld.param.u64 %address, [word];
+AGAIN:
+    ld.volatile.global.u32 %value, [%address];
+    setp.eq.u32 %waits, %value, 0;
+    @%waits bra AGAIN;
+    ret;
+}
+"""
 RANKS = 3
 LARGE = 8 << 20
 PATIENCE = 20
@@ -216,11 +237,32 @@ class Hanging(Rank):
             self.wait_for_ever()
         self.sum()
 
-    def wait_for_ever(self):
-        """Nothing later on the stream begins."""
+    def word(self):
+        """A word of memory that is 0 for ever."""
         word = ctypes.c_uint64()
         self.cuda("cuMemAlloc_v2", ctypes.byref(word), SIZE(4))
         self.cuda("cuMemsetD32_v2", word, ctypes.c_uint(0), SIZE(1))
+        return word
+
+    def hang_full(self, is_wrong):
+        if is_wrong:
+            self.fill()
+        self.sum()
+
+    def fill(self):
+        """Kernels of another stream take all of the GPU: the library's has no place."""
+        module, kernel, stream, word = P(), P(), P(), self.word()
+        self.cuda("cuModuleLoadData", ctypes.byref(module), SPIN)
+        self.cuda("cuModuleGetFunction", ctypes.byref(kernel), module, b"spin")
+        self.cuda("cuStreamCreate", ctypes.byref(stream), 1)
+        grid, block = (4096, 1, 1), (1024, 1, 1)
+        words = (P * 1)(ctypes.cast(ctypes.byref(word), P))
+        self.cuda("cuLaunchKernel", kernel, *grid, *block, 0, stream, words, None)
+        self.filled = module, word
+
+    def wait_for_ever(self):
+        """Nothing later on the stream begins."""
+        word = self.word()
         self.cuda(
             "cuStreamWaitValue32_v2",
             self.stream,
@@ -253,6 +295,18 @@ class Hanging(Rank):
         self.captured_sum()
         if not is_wrong:
             self.sum()
+
+    def hang_graph_stopped(self, is_wrong):
+        executable = self.captured_sum()
+        if is_wrong:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        self.cuda("cuGraphLaunch", executable, self.stream)
+
+    def hang_graph_stream(self, is_wrong):
+        executable = self.captured_sum()
+        if is_wrong:
+            self.wait_for_ever()
+        self.cuda("cuGraphLaunch", executable, self.stream)
 
     def hang_order(self, is_wrong):
         part = P()

@@ -3,6 +3,7 @@
 
 * c: compiled here, for CUDA, with NCCL's header (--nccl-home DIR, else that of Python's package nvidia-nccl)
 * rust: the program of examples/rust, built elsewhere: --rust examples/rust/target/release/all-reduce
+* partitioned: the two programs of examples/partitioned for GPUs, one by nvcc and one by PyTorch
 * sm_free: `perf overlap` with a small GEMM, by the tool (--hawser)
 * plugins: example tuner and profiler, built elsewhere (--tuner FILE, --profiler FILE), in the tool
 * msccl, live_rules: the scripts of these folders, by the tool, where there are four GPUs
@@ -46,7 +47,7 @@ def main():
         for name in ("libnccl.so", "libnccl.so.2"):
             os.symlink(options.library, os.path.join(folder, name))
         here = Examples(options, gpus, folder)
-        for name in ("c", "rust", "sm_free", "tuner", "profiler", "msccl", "live_rules"):
+        for name in ("c", "rust", "partitioned", "partitioned_pytorch", "sm_free", "tuner", "profiler", "msccl", "live_rules"):
             try:
                 said = getattr(here, name)()
                 ran += 1
@@ -107,6 +108,27 @@ class Examples:
             raise Wrong(text)
         self.four_sums(text)
         return text.splitlines()[0]
+
+    def partitioned(self):
+        cuda, nccl = self.cuda_home(), self.nccl_include()
+        program = os.path.join(self.folder, "tensor_parallel")
+        words = [f"{cuda}/bin/nvcc", "-std=c++17", "-O2", "-arch=native", f"-I{nccl}"]
+        words += [f"-I{ROOT}/core/capi/include", str(EXAMPLES / "partitioned" / "tensor_parallel.cu")]
+        self.run([*words, "-o", program, f"-L{self.folder}", "-l:libnccl.so.2"])
+        text = self.run([program, "4"])
+        if text.splitlines()[-1] != "PASS":
+            raise Wrong(text)
+        return ""
+
+    def partitioned_pytorch(self):
+        if importlib.util.find_spec("torch") is None:
+            raise LeftOut("needs PyTorch")
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+        program = str(EXAMPLES / "partitioned" / "tensor_parallel.py")
+        text = self.run([*launcher, program], LD_PRELOAD=os.path.join(self.folder, "libnccl.so.2"))
+        if text.count("largest difference") != 2 or "WRONG" in text:
+            raise Wrong(text)
+        return ""
 
     def sm_free(self):
         tool, processes = self.given("hawser"), str(max(2, min(self.gpus, 8)))

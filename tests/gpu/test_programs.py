@@ -41,9 +41,28 @@ def test_rma(script, library, ranks):
 
 
 @pytest.mark.gpu
+@pytest.mark.torch
+def test_urgent(script, library):
+    script("urgent", library, "--rounds", 2, seconds=600)
+
+
+@pytest.mark.gpu
+def test_windows(script, library, ranks):
+    script("windows", library, max(ranks, 4), seconds=400)
+
+
+@pytest.mark.gpu
 @pytest.mark.tool
 def test_hangs(script, library, pytestconfig):
     script("hangs", library, "--tool", pytestconfig.getoption("hawser"), seconds=600)
+
+
+@pytest.mark.host
+@pytest.mark.tool
+@pytest.mark.profiler
+def test_copy_events(script, pytestconfig):
+    option = pytestconfig.getoption
+    script("copy_events", "--hawser", option("hawser"), "--profiler", option("profiler"), seconds=300)
 
 
 @pytest.mark.torch
@@ -56,6 +75,14 @@ def test_oversubscribed(script, library, ranks):
 def test_forced(script, library, ranks, quick):
     words = ["--quick"] if quick else []
     script("forced", library, ranks, *words, seconds=600 if quick else 3600)
+
+
+@pytest.mark.host
+@pytest.mark.torch
+def test_reproducible(script, library, ranks, quick, pytestconfig):
+    short = quick and not pytestconfig.getoption("host")
+    words = ["--layouts", "4", "--largest", "4"] if short else []
+    script("reproducible", library, ranks, *words, seconds=600 if quick else 1800)
 
 
 @pytest.mark.host
@@ -96,6 +123,12 @@ def test_pool(script, library, ranks):
 @pytest.mark.torch
 def test_vector(script, library, ranks):
     script("vector", library, ranks, seconds=300)
+
+
+@pytest.mark.host
+@pytest.mark.torch
+def test_partitioned(script, library, ranks):
+    script("partitioned", library, ranks, seconds=700)
 
 
 @pytest.mark.torch

@@ -1,4 +1,4 @@
-"""What runs in the guests besides the soak's pair: the library's collectives, the C harness, `hawser doctor
+"""What runs in the guests besides the soak's pair: the library's collectives, hangs, the C harness, `hawser doctor
 --net`, perftest."""
 
 import os
@@ -9,6 +9,7 @@ import subprocess
 import time
 
 import faults as make
+import hangs
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PORT = 7800
@@ -217,4 +218,11 @@ def ring(lab, options):
     return tell(lab, mark, wrong)
 
 
-PROGRAMS = {"collectives": collectives, "harness": harness, "doctor": doctor, "rates": rates, "ring": ring}
+PROGRAMS = {
+    "collectives": collectives,
+    "hangs": hangs.run,
+    "harness": harness,
+    "doctor": doctor,
+    "rates": rates,
+    "ring": ring,
+}

@@ -1,4 +1,4 @@
-//! What ranks do in the tests in which some of them die or fork: loops that end with the first error, and
+//! The work of ranks in the tests in which some of them die or fork: loops that end with the first error, and
 //! children.
 
 use std::time::Duration;
@@ -119,7 +119,8 @@ fn use_and_destroy(comm: &Comm) -> Result<()> {
     comm.destroy()
 }
 
-/// What survivors do: they go on without the rank that has died, and without the communicator that it was in.
+/// The work of survivors: they go on without the rank that has died, and without the communicator that it was
+/// in.
 pub fn survive(comm: &Comm, dead: &str) -> Result<()> {
     let dead = dead.parse().map_err(|_| Error::invalid_argument("dead rank"))?;
     let child = comm.shrink(&[dead], None, Shrink::Abort)?;

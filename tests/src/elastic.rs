@@ -1,5 +1,5 @@
-//! How long it takes to go on with one rank less, and to have it again: the ranks are threads of one process.
-//! Each communicator is destroyed when the next one is there, as a program does it.
+//! The time that it takes to go on with one rank less, and to have it again: the ranks are threads of one
+//! process. Each communicator is destroyed when the next one is there, as a program does it.
 
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};

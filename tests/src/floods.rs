@@ -34,7 +34,8 @@ pub struct Flood {
     pub from_strangers: u32,
     /// Silent connections to every port, also those of this host, from a process of another user; needs root.
     pub from_another_user: u32,
-    /// How far strangers give way to others on this machine (nice(2)): 19 for such as have one of their own.
+    /// The degree to which strangers give way to others on this machine (nice(2)): 19 for such as have one of
+    /// their own.
     pub nice: u32,
 }
 

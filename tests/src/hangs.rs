@@ -1,8 +1,10 @@
-//! What ranks do in the tests of hangs, and a hang as a test stages it.
+//! The work of ranks in the tests of hangs, and a hang as a test stages it.
 
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use hawser_plan::{Collective, DataType, ReduceOp};
+use hawser_runtime::progress::reader;
 use hawser_runtime::progress::verdict::{Cause, Verdict};
 use hawser_runtime::rules_update::client;
 use hawser_runtime::{Comm, Error, Result, Stream, group, unique_id};
@@ -27,6 +29,7 @@ pub fn step(comm: &Comm, step: &str) -> Option<Result<()>> {
         "unmapped" => unmapped(comm, argument),
         "two" => two(comm, argument),
         "paced" => paced(comm, argument),
+        "locked" => locked(),
         "spin" => loop {
             std::hint::spin_loop();
         },
@@ -36,6 +39,25 @@ pub fn step(comm: &Comm, step: &str) -> Option<Result<()>> {
             .map_err(|error| Error::system("read", error)),
         _ => return None,
     })
+}
+
+/// Waits for a lock that another thread, which computes, never gives back: as a Python program does whose
+/// other thread keeps the interpreter.
+fn locked() -> ! {
+    static LOCK: Mutex<()> = Mutex::new(());
+    let (tell, told) = std::sync::mpsc::channel();
+    let busy = move || {
+        let _held = LOCK.lock();
+        let _ = tell.send(());
+        loop {
+            std::hint::spin_loop();
+        }
+    };
+    std::thread::Builder::new().name("busy".into()).spawn(busy).expect("a thread");
+    let _ = told.recv();
+    loop {
+        drop(LOCK.lock());
+    }
 }
 
 /// `COLLECTIVE/COUNT[/TYPE[/REDUCTION[/ROOT]]]`.
@@ -94,6 +116,25 @@ fn two(comm: &Comm, second: &str) -> Result<()> {
         Some(fault) => Err(Error::internal(fault)),
         None => Ok(()),
     }
+}
+
+/// Asks the processes of this host why nothing moves, and writes each verdict of the first that answers as a
+/// line of JSON.
+pub fn print_verdicts() -> Result<()> {
+    let mut last = Error::invalid_usage("no process of this host has a communicator");
+    for pid in reader::processes() {
+        match client::hang(pid) {
+            Ok(verdicts) => {
+                let json = |verdict: &Verdict| serde_json::to_string(verdict);
+                for json in verdicts.iter().map(json) {
+                    println!("{}", json.map_err(|error| Error::internal(error.to_string()))?);
+                }
+                return Ok(());
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
 }
 
 /// All ranks in this thread, and all their calls in groups: one in which all call the same, then one in which
@@ -181,30 +222,53 @@ impl Hang {
         &mut self.ranks[rank]
     }
 
-    /// Asks the process of a rank until its verdict on the first communicator is the one that is expected.
+    /// Asks the process of a rank, as [`expect`].
     ///
     /// # Panics
-    /// It is another one for too long.
+    /// As [`expect`].
     #[track_caller]
     pub fn expect(&mut self, asked: usize, cause: Cause, guilty: &[u32], parts: &[&str]) -> Verdict {
-        let until = Instant::now() + LIMIT;
-        let pid = self.ranks[asked].id();
-        loop {
-            let verdicts = client::hang(pid);
-            let is_it = |verdict: &Verdict| {
-                let text = verdict.text();
-                (verdict.cause, &verdict.guilty[..]) == (cause, guilty)
-                    && parts.iter().all(|part| text.contains(part))
-            };
-            let found = verdicts.as_ref().ok().and_then(|verdicts| verdicts.iter().find(|v| is_it(v)));
-            if let Some(found) = found {
-                return found.clone();
-            }
-            if Instant::now() >= until {
-                let texts = verdicts.map(|verdicts| verdicts.iter().map(Verdict::text).collect::<String>());
-                panic!("no verdict {cause:?} on {guilty:?} with {parts:?}, but:\n{texts:?}");
-            }
-            std::thread::sleep(Duration::from_millis(20));
+        expect(self.ranks[asked].id(), cause, guilty, parts)
+    }
+}
+
+/// Asks a process until its verdict on some communicator is the one that is expected.
+///
+/// # Panics
+/// It is another one for too long.
+#[track_caller]
+pub fn expect(pid: u32, cause: Cause, guilty: &[u32], parts: &[&str]) -> Verdict {
+    let is_it = |verdict: &Verdict| {
+        let text = verdict.text();
+        (verdict.cause, &verdict.guilty[..]) == (cause, guilty)
+            && parts.iter().all(|part| text.contains(part))
+    };
+    expect_by(pid, &is_it, &format!("{cause:?} on {guilty:?} with {parts:?}"))
+}
+
+/// The same for a verdict that blames one of these ranks, whichever, and for which `is_it` holds.
+///
+/// # Panics
+/// It is another one for too long.
+#[track_caller]
+pub fn expect_any(pid: u32, guilty: &[u32], is_it: &dyn Fn(&Verdict) -> bool) -> Verdict {
+    let blames = |verdict: &Verdict| verdict.guilty.len() == 1 && guilty.contains(&verdict.guilty[0]);
+    expect_by(pid, &|verdict| blames(verdict) && is_it(verdict), &format!("on one of {guilty:?}"))
+}
+
+#[track_caller]
+fn expect_by(pid: u32, is_it: &dyn Fn(&Verdict) -> bool, wanted: &str) -> Verdict {
+    let until = Instant::now() + LIMIT;
+    loop {
+        let verdicts = client::hang(pid);
+        let found = verdicts.as_ref().ok().and_then(|verdicts| verdicts.iter().find(|v| is_it(v)));
+        if let Some(found) = found {
+            return found.clone();
         }
+        if Instant::now() >= until {
+            let texts = verdicts.map(|verdicts| verdicts.iter().map(Verdict::text).collect::<String>());
+            panic!("no verdict {wanted}, but:\n{texts:?}");
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }

@@ -14,6 +14,8 @@ pub mod misuse;
 pub mod mixed;
 pub mod net;
 pub mod netns;
+pub mod pages;
+pub mod partitions;
 pub mod process;
 pub mod programs;
 pub mod puts;
@@ -21,7 +23,9 @@ pub mod scenarios;
 pub mod skip;
 pub mod soak;
 pub mod stops;
+pub mod urgent;
 pub mod vectors;
+pub mod watched_ops;
 pub mod world;
 
 /// The oracle, which lies in a crate of its own because the command line tool uses it too.

@@ -6,7 +6,7 @@
 //! `isend` before the peer has accepted.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use hawser_plugin::net::{
@@ -42,6 +42,16 @@ pub fn break_after(sends: u64) {
 }
 
 static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
+
+/// After so many more sends of the whole process no message arrives any more, and no send ends; `u64::MAX` =
+/// never.
+pub fn stall_after(sends: u64) {
+    UNTIL_STALL.store(sends, Ordering::Relaxed);
+}
+
+static UNTIL_STALL: AtomicU64 = AtomicU64::new(u64::MAX);
+
+static IS_STALLED: AtomicBool = AtomicBool::new(false);
 
 /// Flips a bit in the middle of one of the next messages of the whole process, after so many of more than
 /// 1,000 bytes; `u64::MAX` = never.
@@ -81,6 +91,9 @@ struct Pipe {
 impl Pipe {
     /// Copies as far as sends meet receives.
     fn carry(&mut self) {
+        if IS_STALLED.load(Ordering::Relaxed) {
+            return;
+        }
         while let (Some(&(send, from)), Some(&(receive, to))) = (self.sends.front(), self.receives.front()) {
             assert!(from.bytes <= to.bytes, "a send of {} bytes meets a receive of {}", from.bytes, to.bytes);
             // SAFETY: both ends promised memory that stays valid until their requests are done.
@@ -126,6 +139,9 @@ impl End {
         if self.side == 0 && is_turn(&LEFT) {
             let timed_out = std::io::Error::from_raw_os_error(110);
             return Err(Error::system("sending through the test net", timed_out));
+        }
+        if self.side == 0 && is_turn(&UNTIL_STALL) {
+            IS_STALLED.store(true, Ordering::Relaxed);
         }
         if self.not_now() {
             return Ok(None);

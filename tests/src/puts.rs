@@ -118,7 +118,10 @@ pub fn looped(comm: &Comm) -> Result<()> {
 }
 
 /// Every rank puts to every rank, waits for what comes, and tells the others that it has read it.
-fn exchange(comm: &Comm, windows: &mut Windows, bytes: usize, round: usize) -> Result<()> {
+///
+/// # Errors
+/// The library's; `Internal` if a result is wrong.
+pub fn exchange(comm: &Comm, windows: &mut Windows, bytes: usize, round: usize) -> Result<()> {
     let ranks = comm.ranks();
     if round % 2 == 1 {
         group::start()?;

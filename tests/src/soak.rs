@@ -113,11 +113,12 @@ fn any_says(comm: &Comm, yes: bool) -> Result<bool> {
     Ok(sum.bytes().iter().any(|byte| *byte != 0))
 }
 
-/// Numbers that look random (xorshift).
-struct Random(u64);
+/// Numbers that look random (xorshift), drawn by a seed other than 0.
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, end: u64) -> u64 {
+    /// A number below `end`, which is above 0.
+    pub fn below(&mut self, end: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;

@@ -141,7 +141,8 @@ fn the_demos_stress_changes_the_decision() {
     std::fs::remove_file(page).unwrap();
 }
 
-/// What a net says of a lost rail reaches rank 0 from any rank: the floor counts, without trials, for all.
+/// The news of a lost rail, from a net, reaches rank 0 from any rank: the floor counts, without trials, for
+/// all.
 #[test]
 fn a_lost_rail_brings_the_floor() {
     if !on_host() {

@@ -22,7 +22,7 @@ fn results_are_right_with_checksums() {
         return;
     }
     for (hosts, settings) in [("aabb", &[ON][..]), ("abc", &[ON, COPIES[0], COPIES[1]])] {
-        let ended = run(hosts, &["small", "vectors", "mixed", "finalize", "destroy"], settings);
+        let ended = run(hosts, &["small", "vectors", "mixed", "puts", "finalize", "destroy"], settings);
         ended.expect_success();
         assert!(ended.output.contains("from host memory, with checksums"), "{}", ended.output);
     }

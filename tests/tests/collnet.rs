@@ -78,7 +78,7 @@ impl CollNetContext for Summer {
     }
 }
 
-/// What the ranks of a connection share: the operations that some have begun.
+/// The state that the ranks of a connection share: the operations that some have begun.
 #[derive(Default)]
 struct Meeting {
     joined: Mutex<usize>,

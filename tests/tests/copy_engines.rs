@@ -24,6 +24,16 @@ fn calls<'a>(output: &'a str, collective: &str) -> Vec<&'a str> {
     output.lines().filter(|line| line.contains(" op ") && line.contains(&named)).collect()
 }
 
+/// All collectives that only move data went by copy engines.
+fn expect_copied(output: &str) {
+    for collective in ["all_gather", "alltoall", "broadcast", "gather", "scatter"] {
+        let lines = calls(output, collective);
+        assert!(!lines.is_empty(), "{collective}");
+        let are_copied = lines.iter().all(|line| line.contains("/copy_engine/Simple x "));
+        assert!(are_copied, "{collective}: {lines:?}");
+    }
+}
+
 #[test]
 fn moves_go_by_copy_engines_with_right_results_and_small_reductions_by_kernels() {
     if !on_host() {
@@ -32,14 +42,7 @@ fn moves_go_by_copy_engines_with_right_results_and_small_reductions_by_kernels()
     for ranks in ["aa", "aaa", "aaaaa"] {
         let ended = threads(ranks, &["matrix", "finalize", "destroy"], &[("NCCL_PASS_SM", "1"), SMALL_SLOTS]);
         ended.expect_success();
-        for collective in ["all_gather", "alltoall", "broadcast", "gather", "scatter"] {
-            let lines = calls(&ended.output, collective);
-            assert!(!lines.is_empty(), "{collective}");
-            assert!(
-                lines.iter().all(|line| line.contains("/copy_engine/Simple x ")),
-                "{collective}: {lines:?}"
-            );
-        }
+        expect_copied(&ended.output);
         // One of them has more than 1 MiB.
         let reduced = calls(&ended.output, "all_reduce");
         let large = reduced.iter().filter(|line| line.contains("AllPairs/copy_engine/Simple x 2"));
@@ -182,14 +185,7 @@ fn moves_between_hosts_go_by_copy_engines_and_the_net() {
         let settings = [("NCCL_PASS_SM", "1"), ("NCCL_NET", net), SMALL_SLOTS];
         let ended = threads(hosts, &steps, &settings);
         ended.expect_success();
-        for collective in ["all_gather", "alltoall", "broadcast", "gather", "scatter"] {
-            let lines = calls(&ended.output, collective);
-            assert!(!lines.is_empty(), "{collective}");
-            assert!(
-                lines.iter().all(|line| line.contains("/copy_engine/Simple x ")),
-                "{collective}: {lines:?}"
-            );
-        }
+        expect_copied(&ended.output);
         let reduced = calls(&ended.output, "all_reduce");
         assert!(!reduced.is_empty() && reduced.iter().all(|line| line.contains("/host/Simple x ")));
         let told = format!("by copy engines, between hosts by net {net} from slots of 4 KiB in host memory");
@@ -258,7 +254,7 @@ fn a_peer_on_another_host_may_be_missing() {
     second.kill();
 }
 
-/// What the plugin cannot mend ends the communicator on all ranks, with the cause.
+/// A fault that the plugin cannot mend ends the communicator on all ranks, with the cause.
 #[test]
 fn a_net_that_breaks_ends_copies_everywhere() {
     if !on_host() {

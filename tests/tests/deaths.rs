@@ -247,7 +247,7 @@ fn a_wait_for_a_rank_that_left_in_peace() {
     }
 }
 
-/// What fits into staging is sent whether or not its receivers ever come, as NCCL does it.
+/// Data that fit into staging are sent whether or not its receivers ever come, as NCCL does it.
 #[test]
 fn small_data_are_sent_whether_or_not_their_receivers_come() {
     if !on_host() {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use hawser_tests::pages::{blocks, pages, repository};
 use hawser_tests::skip::skipped;
 use hawser_tests::world::on_host;
 
@@ -18,7 +19,7 @@ const RUN: [&str; 8] = [
     "plan export ",
     "rules check ",
     "rules explain ",
-    "perf all_reduce -b ",
+    "perf all",
 ];
 
 /// Words of commands that are run with others: a small size is enough, and there is no shell.
@@ -63,10 +64,6 @@ fn reader(name: &str) -> PathBuf {
     folder
 }
 
-fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests lies in the repository")
-}
-
 /// The tool that cargo has built.
 fn tool() -> PathBuf {
     let test = std::env::current_exe().expect("this test");
@@ -87,39 +84,11 @@ fn run(words: &[&str], folder: &Path) -> Output {
         .expect("hawser starts")
 }
 
-/// The pages for readers: at the top, of `docs` and of `examples`.
-fn pages() -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let mut folders = vec![repository().join("docs"), repository().join("examples")];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder).expect("a folder of the repository").flatten() {
-            let path = entry.path();
-            let is_built = path.ends_with("target");
-            if path.is_dir() && !is_built {
-                folders.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "md") {
-                found.push(path);
-            }
-        }
-    }
-    found.extend(["README.md", "CONTRIBUTING.md"].map(|name| repository().join(name)));
-    found
-}
-
 /// The words of `hawser` commands in the blocks of code of a page, without variables before them and pipes
 /// behind.
 fn commands(text: &str) -> Vec<Vec<String>> {
-    let mut found = Vec::new();
-    let mut language = None;
-    for line in text.replace("\\\n", " ").lines() {
-        let line = line.trim_start();
-        if let Some(rest) = line.strip_prefix("```") {
-            language = if language.is_none() { Some(rest.trim().to_string()) } else { None };
-        } else if language.as_deref().is_some_and(|language| ["", "sh", "bash"].contains(&language)) {
-            found.extend(command(line.trim_start_matches("$ ")));
-        }
-    }
-    found
+    let shells = blocks(text).into_iter().filter(|block| block.is_shell());
+    shells.flat_map(|block| block.commands()).filter_map(|line| command(&line)).collect()
 }
 
 /// The words behind `hawser` in a line of a shell; None if the line is another command.

@@ -70,28 +70,40 @@ fn the_pytorch_examples_run_on_gloo() {
 
 #[test]
 fn the_c_example_sums_on_the_host_device() {
+    let Some(text) = compiled("c/all_reduce.c") else { return };
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines[0].starts_with("served by Hawser, with the interface of NCCL 2."), "{text}");
+    assert_eq!(lines[1..5].iter().filter(|line| line.ends_with(" has 6, 10, 14, ...")).count(), 4, "{text}");
+    assert_eq!(lines.last(), Some(&"all right"), "{text}");
+}
+
+#[test]
+fn products_are_added_up_part_by_part() {
+    let Some(text) = compiled("partitioned/pipeline.c") else { return };
+    assert_eq!(text.matches(" has the sum of 4 products, part by part").count(), 4, "{text}");
+    assert_eq!(text.lines().last(), Some("all right"), "{text}");
+}
+
+/// The output of an example in C, compiled here and run on the host device; None without a compiler.
+fn compiled(source: &str) -> Option<String> {
     let library = built();
-    let program = library.join(format!("example-all-reduce-{}", std::process::id()));
+    let name = source.replace(['/', '.'], "-");
+    let program = library.join(format!("example-{name}-{}", std::process::id()));
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
     if Command::new(&compiler).arg("--version").output().is_err() {
-        return skipped(format!("there is no C compiler ({compiler})"));
+        skipped(format!("there is no C compiler ({compiler})"));
+        return None;
     }
     let mut compile = Command::new(compiler);
     compile.args(["-Wall", "-Wextra", "-Werror", "-O2", "-o"]).arg(&program);
-    compile
-        .arg(in_repository("examples/c/all_reduce.c"))
-        .arg("-L")
-        .arg(&library)
-        .args(["-l:libnccl.so", "-ldl"]);
+    compile.arg(in_repository("examples").join(source)).arg("-I").arg(in_repository("core/capi/include"));
+    compile.arg("-L").arg(&library).args(["-l:libnccl.so", "-ldl", "-lpthread"]);
     text(&mut compile);
     // The library is recorded under the name libnccl.so.2, which `make test` makes.
     let folder = library_folder(&library);
     let text = text(command(&program).env("LD_LIBRARY_PATH", &folder));
     std::fs::remove_file(&program).expect("just compiled");
-    let lines: Vec<&str> = text.lines().collect();
-    assert!(lines[0].starts_with("served by Hawser, with the interface of NCCL 2."), "{text}");
-    assert_eq!(lines[1..5].iter().filter(|line| line.ends_with(" has 6, 10, 14, ...")).count(), 4, "{text}");
-    assert_eq!(lines.last(), Some(&"all right"), "{text}");
+    Some(text)
 }
 
 /// A folder in which `libnccl.so.2` leads to the library that cargo has built.

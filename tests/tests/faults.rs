@@ -1,5 +1,4 @@
-//! What goes wrong between ranks: everybody gets an error that names rank, cause and remedy, and nobody
-//! hangs.
+//! Faults between ranks: everybody gets an error that names rank, cause and remedy, and nobody hangs.
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -58,7 +57,7 @@ fn ranks_with_different_unique_ids() {
     }
 }
 
-/// Where they meet first decides which text they get; nobody waits for the deadline.
+/// The text that they get depends on where they meet first; nobody waits for the deadline.
 #[test]
 fn unique_ids_in_another_order() {
     let _deadline = Deadline::start();

@@ -9,8 +9,9 @@ use hawser_runtime::progress::verdict::{Cause, Evidence, Verdict, of_meetings, v
 use hawser_runtime::unique_id;
 use hawser_tests::deadline::LIMIT;
 use hawser_tests::floods::own_addresses;
-use hawser_tests::hangs::Hang;
+use hawser_tests::hangs::{Hang, expect_any};
 use hawser_tests::process::Process;
+use hawser_tests::skip::skipped;
 use hawser_tests::world::on_host;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_hawser-test-rank");
@@ -133,12 +134,75 @@ fn a_process_that_is_stopped() {
     }
 }
 
+/// Stops the main thread of a process as a debugger does, which the calling thread then is.
+fn hold(pid: u32) -> std::io::Result<()> {
+    let pid = pid.cast_signed();
+    // SAFETY: the request takes no addresses.
+    match unsafe { libc::ptrace(libc::PTRACE_ATTACH, pid, 0, 0) } {
+        // SAFETY: nothing is written, as the place for a status may be missing.
+        0 => match unsafe { libc::waitpid(pid, std::ptr::null_mut(), libc::__WALL) } {
+            -1 => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        },
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+#[test]
+fn a_process_in_a_debugger() {
+    if !on_host() {
+        return;
+    }
+    let mut hang = Hang::start(BINARY, 1, &["again", "again", "again"], &[]);
+    if let Err(error) = hold(hang.rank(1).id()) {
+        return skipped(format!("processes may not be traced here: {error}"));
+    }
+    let parts = ["is held by the debugger that is process", "detach"];
+    hang.expect(0, Cause::Debugger, &[1], &parts);
+    hang.expect(2, Cause::Debugger, &[1], &parts);
+}
+
+#[test]
+fn a_process_that_dies() {
+    if !on_host() {
+        return;
+    }
+    let mut hang = Hang::start(BINARY, 1, &["?again sleep", "again", "?again sleep"], &[]);
+    hang.rank(1).kill();
+    hang.expect(0, Cause::Gone, &[1], &["it has died"]);
+    hang.expect(2, Cause::Gone, &[1], &["it has died"]);
+}
+
+#[test]
+fn a_rank_that_aborts_while_the_others_wait() {
+    for hosts in [1, 3] {
+        if !on_host() {
+            return;
+        }
+        let steps =
+            ["?all_reduce ?all_reduce sleep", "all_reduce abort sleep", "?all_reduce ?all_reduce sleep"];
+        let mut hang = Hang::start(BINARY, hosts, &steps, &[]);
+        for asked in [0, 2] {
+            hang.expect(asked, Cause::Gone, &[1], &["it has left (it has aborted it)"]);
+        }
+    }
+}
+
+#[test]
+fn a_main_thread_that_waits_for_a_lock() {
+    let steps = ["all_reduce all_reduce", "all_reduce locked", "all_reduce all_reduce"];
+    let parts = ["its last was operation 0", "its main thread is in futex(2) while its thread \"busy\" runs"];
+    check(1, &steps, 0, Cause::NotCalled, &[1], &parts);
+}
+
 #[test]
 fn a_process_that_is_stopped_is_read_without_its_help() {
     if !on_host() {
         return;
     }
-    let mut hang = Hang::start(BINARY, 1, &["all_reduce all_reduce", "all_reduce sleep"], &[]);
+    let mut hang = Hang::start(BINARY, 1, &["all_reduce mark all_reduce", "all_reduce sleep"], &[]);
+    // Before that, rank 1 may be late for the first one.
+    hang.rank(0).wait_for("mark");
     hang.expect(0, Cause::NotCalled, &[1], &[]);
     (0..2).for_each(|rank| hang.rank(rank).signal("STOP"));
     let pids: Vec<u32> = (0..2).map(|rank| hang.rank(rank).id()).collect();
@@ -149,6 +213,31 @@ fn a_process_that_is_stopped_is_read_without_its_help() {
     assert_eq!(found.cause, Cause::Stopped, "{}", found.text());
     assert_eq!((reports[0].comms[0].collectives, reports[1].comms[0].collectives), (2, 1));
     (0..2).for_each(|rank| hang.rank(rank).signal("CONT"));
+}
+
+#[test]
+fn what_rails_carry_and_pools_hold_is_read_from_outside() {
+    if !on_host() {
+        return;
+    }
+    // 20,000 bytes of each all-reduce cross the network once or twice.
+    let mut hang = Hang::start(BINARY, 2, &["all_reduce sleep", "all_reduce sleep"], &[]);
+    let until = Instant::now() + LIMIT;
+    loop {
+        let report = reader::read(hang.rank(1).id()).expect("the journals of a rank");
+        let value = |name: &str| {
+            let of = report.figures.iter().filter(|figure| figure.name == name);
+            of.map(|figure| figure.value).sum::<u64>()
+        };
+        let carried = ["rail_sent_bytes_total", "rail_received_bytes_total"].map(value);
+        if carried.iter().all(|bytes| *bytes >= 20_000) && value("rail_sends_open") == 0 {
+            let net = ("net".to_owned(), "Socket".to_owned());
+            assert!(report.figures.iter().any(|figure| figure.labels.contains(&net)), "{:?}", report.figures);
+            assert!(value("pool_committed_bytes") > 0, "{:?}", report.figures);
+            break;
+        }
+        assert!(Instant::now() < until, "{:?}", report.figures);
+    }
 }
 
 #[test]
@@ -169,6 +258,29 @@ fn what_a_process_called_last_outlives_it() {
     let found = verdict(&Evidence { comm_id, reports, ..Evidence::default() });
     assert_eq!((found.cause, &found.guilty[..]), (Cause::NotCalled, &[1][..]), "{}", found.text());
     std::fs::remove_dir_all(&folder).expect("the folder");
+}
+
+#[test]
+fn a_net_plugin_that_ends_no_send() {
+    if !on_host() {
+        return;
+    }
+    // Both ranks are threads of one process, since the test net goes no further.
+    let settings = [("NCCL_NET", "test"), ("HAWSER_HANG_AFTER", "0")];
+    let mut ranks = Process::hosts(BINARY, "ab", &["all_reduce", "stall", "mark", "again"], &settings);
+    (0..2).for_each(|_| ranks.wait_for("mark"));
+    // The net stalls both ways: the rank that had a send in hand at that moment is named, or both have one.
+    let pid = ranks.id();
+    let found = expect_any(pid, &[0, 1], &|verdict: &Verdict| {
+        let peer = verdict.guilty.first().map_or(0, |guilty| 1 - guilty);
+        let parts = ["its net test has ended none of".to_owned(), format!("to rank {peer}")];
+        verdict.cause == Cause::NetSilent && parts.iter().all(|part| verdict.sentence.contains(part))
+    });
+    assert!(
+        found.guilty == [0] || found.sentence.contains("rank 0 has waited in operation"),
+        "{}",
+        found.text()
+    );
 }
 
 #[test]
@@ -238,6 +350,23 @@ fn nobody_has_to_ask() {
     // Also where rank 0 is to blame.
     let mut hang = Hang::start(BINARY, 2, &["sleep", "all_reduce"], &settings);
     hang.rank(1).wait_for_part("has not called what the others wait for");
+}
+
+#[test]
+fn a_signal_asks() {
+    if !on_host() {
+        return;
+    }
+    let settings = [("HAWSER_HANG_AFTER", "0"), ("HAWSER_HANG_SIGNAL", "USR2")];
+    let mut hang = Hang::start(BINARY, 2, &["all_reduce all_reduce", "all_reduce sleep"], &settings);
+    hang.expect(0, Cause::NotCalled, &[1], &[]);
+    // Also the process of the rank that is to blame, on which nothing is open.
+    for asked in 0..2 {
+        hang.rank(asked).signal("USR2");
+        hang.rank(asked).wait_for_part("asked by a signal why nothing moves");
+        hang.rank(asked).wait_for_part("has not called what the others wait for");
+        hang.rank(asked).wait_for_part("what to do:");
+    }
 }
 
 #[test]

@@ -33,6 +33,12 @@ fn groups_of_threads_that_end() {
     scenario("groups");
 }
 
+/// The long form, of a million, is `hawser-test-rank leaks watched-long`.
+#[test]
+fn many_operations_that_are_watched() {
+    scenario("watched");
+}
+
 fn scenario(name: &str) {
     let args = ["leaks".to_owned(), name.to_owned()];
     // With one arena the C library keeps no more than was needed at once; with one for each of many threads

@@ -222,7 +222,7 @@ fn a_rank_that_has_left_refuses() {
     comms[1].destroy().unwrap();
 }
 
-/// What a process wrote of the changes that it took: by number the collective and the digest.
+/// The lines of a process about the changes that it took: by number the collective and the digest.
 fn switches(ended: &Ended) -> BTreeMap<u64, (u64, u64, String)> {
     let parse = |line: &str| {
         let mut words = line.strip_prefix("switch ")?.split(' ');

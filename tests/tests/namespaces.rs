@@ -24,7 +24,7 @@ const PER_HOST: u32 = 2;
 const RANKS: u32 = HOSTS * PER_HOST;
 const BINARY: &str = env!("CARGO_BIN_EXE_hawser-test-rank");
 
-/// How long a cable is out: several times what the plugin needs to notice.
+/// The time for which a cable is out: several times what the plugin needs to notice.
 const OUT: Duration = Duration::from_secs(5);
 
 /// A network of all hosts and `more`; None where there can be none.

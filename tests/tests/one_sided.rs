@@ -278,7 +278,7 @@ fn abort_revoke_and_a_rank_that_leaves_end_waits() {
     }
 }
 
-/// What a rank has put and raised counts, also after it has destroyed its communicator.
+/// The data and signals of a rank count, also after it has destroyed its communicator.
 #[test]
 fn what_was_put_before_a_rank_left_is_there() {
     if !on_host() {

@@ -54,7 +54,7 @@ fn go_on_and_end(mut ranks: Vec<Process>) {
     ranks.into_iter().for_each(|rank| rank.end().expect_success());
 }
 
-/// What one rank sends to the other does not come, while control connections, which the other has made, carry
+/// The data of one rank do not come to the other, while control connections, which the other has made, carry
 /// on: the net is to blame, and no rank.
 #[test]
 fn a_path_that_is_silent_is_to_blame() {

@@ -37,7 +37,7 @@ fn run(hosts: &str, steps: &[&str], settings: &[(&str, &str)]) -> String {
     ended.output
 }
 
-/// What ran: `Ring/host/Simple x 2` and the like, of the only operation.
+/// The decision that ran: `Ring/host/Simple x 2` and the like, of the only operation.
 fn ran(output: &str) -> &str {
     let what = "all_reduce 5000 x float: ";
     let mut all = output.lines().filter_map(|line| line.split_once(what)).map(|(_, ran)| ran);

@@ -11,7 +11,7 @@ use hawser_tests::world::{
 /// Colors of six ranks: two children and one rank in none.
 const COLORS: [i32; 6] = [7, 0, 7, -1, 0, 7];
 
-/// Which rank of which size rank `rank` becomes when keys turn the order around.
+/// The new number of rank `rank`, and the new size, when keys turn the order around.
 fn place(rank: u32) -> Option<(u32, u32)> {
     match rank {
         0 => Some((2, 3)),
@@ -173,7 +173,7 @@ fn non_blocking_splits() {
     });
 }
 
-/// How a split waits is the parent's choice, whatever the child's options say.
+/// The way in which a split waits is the parent's choice, whatever the child's options say.
 #[test]
 fn a_split_of_a_blocking_parent_waits() {
     if !on_host() {

@@ -132,7 +132,7 @@ fn has_anchor(page: &str, anchor: &str) -> bool {
     ["id", "name"].iter().any(|name| page.contains(&format!("{name}=\"{anchor}\"")))
 }
 
-/// Where a relative link of a page leads, without `.` and `..`; None if that is above the folder.
+/// The target of a relative link of a page, without `.` and `..`; None if that is above the folder.
 fn resolved(page: &Path, link: &str) -> Option<PathBuf> {
     let mut path = page.parent()?.to_path_buf();
     for part in Path::new(link).components() {

@@ -29,7 +29,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 struct Found {
     name: String,
     interface: String,
-    /// Why it offers nothing here.
+    /// The reason why it offers nothing here.
     off: Option<String>,
     devices: Vec<String>,
     /// Megabytes per second from the net to itself, and whether that was over all devices as one.

@@ -1,4 +1,4 @@
-//! What the doctor says of settings: names, values, and whether a communicator comes up with them.
+//! The doctor's findings about settings: names, values, and whether a communicator comes up with them.
 
 use hawser_base::env;
 use hawser_plan::PlanConfig;

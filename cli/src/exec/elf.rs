@@ -1,4 +1,4 @@
-//! What the head of a file says of it: an ELF file (elf(5)), for whom, and whether the dynamic loader starts
+//! The head of a file and what it says: an ELF file (elf(5)), for whom, and whether the dynamic loader starts
 //! it.
 
 use std::fs::File;
@@ -17,7 +17,7 @@ const PT_INTERP: u32 = 3;
 pub enum Kind {
     /// A 64-bit ELF file.
     Elf {
-        /// Whether the dynamic loader starts it; a library needs no loader, a static program has none.
+        /// True if the dynamic loader starts it; a library needs no loader, a static program has none.
         has_loader: bool,
     },
     /// A 32-bit ELF file.
@@ -51,7 +51,8 @@ pub fn check_library(path: &Path) -> Result<()> {
     }
 }
 
-fn parse(bytes: &[u8]) -> Kind {
+/// The kind of a file that begins with these bytes.
+pub fn parse(bytes: &[u8]) -> Kind {
     if let Some(rest) = bytes.strip_prefix(b"#!") {
         let line = rest.split(|byte| *byte == b'\n').next().unwrap_or_default();
         return Kind::Script(String::from_utf8_lossy(line).trim().to_owned());

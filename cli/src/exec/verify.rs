@@ -23,7 +23,7 @@ use super::elf::{self, Kind};
 const LOADING: Duration = Duration::from_secs(10);
 /// The time between two looks at first, and later on.
 const LOOKS: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
-/// When the longer time begins: by then programs have loaded what they load.
+/// The time at which the longer pauses begin: by then programs have loaded what they load.
 const BUSY: Duration = Duration::from_secs(60);
 /// The time that a program gets to end in peace.
 const GRACE: Duration = Duration::from_secs(2);

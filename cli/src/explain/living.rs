@@ -8,8 +8,8 @@ use hawser_plan::Collective;
 use hawser_runtime::progress::decision::{Asked, Choice, MOST_SIZES, Told};
 use hawser_runtime::rules_update::client;
 
-use super::{Options, exact, sizes};
-use crate::output::{self, Align, Table};
+use super::{Options, sizes};
+use crate::output::{self, Align, Table, exact};
 
 /// The time that a process may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);

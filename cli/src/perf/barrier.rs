@@ -50,7 +50,7 @@ impl Barrier {
         Self { threads, timeout, grace: GRACE, state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// What [`Barrier::fail`] calls, so that nobody waits in a communicator for ever.
+    /// Sets the stops that [`Barrier::fail`] calls, so that nobody waits in a communicator for ever.
     pub fn register(&self, stops: impl Iterator<Item = Stop>) {
         self.lock().stops.extend(stops);
     }

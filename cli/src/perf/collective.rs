@@ -86,7 +86,7 @@ impl Test {
         matches!(self, Self::One(collective) if collective.rooted())
     }
 
-    /// Whether the result of running in place is defined (nccl-tests prints N/A where it is not).
+    /// True if the result of running in place is defined (nccl-tests prints N/A where it is not).
     pub fn checks_in_place(self) -> bool {
         !matches!(self, Self::One(Collective::AllToAll | Collective::SendRecv))
     }
@@ -132,7 +132,7 @@ impl Test {
         }
     }
 
-    /// What the receive buffer of `rank` must hold afterwards; empty if it gets nothing.
+    /// The values that the receive buffer of `rank` must hold afterwards; empty if it gets nothing.
     pub fn expected(self, rank: u32, ranks: u32, root: u32, count: u64) -> Vec<Segment> {
         if !self.has_output(rank, root) {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Where this process stands in the job: read from the launcher's variables, or made by `-p`.
+//! The place of this process in the job: read from the launcher's variables, or made by `-p`.
 //!
 //! torchrun, Open MPI, MPICH and Intel MPI (PMI) and srun are known. All that a launcher has to
 //! provide are three numbers; processes then meet over TCP (see [`super::meeting`]).

@@ -1,4 +1,4 @@
-//! How the processes of a job find each other, and know that they are of one job: connections to process 0.
+//! The meeting of the processes of a job, which prove that they are of one job: connections to process 0.
 //!
 //! Both ends of a connection prove to know a secret ([`hawser_oob::handshake`]) before a byte of it counts;
 //! whoever does not is turned away. On one host the secret is random and lies, with the address, in a file

@@ -83,8 +83,8 @@ impl Case {
         self.bytes(self.geometry.send.max(self.geometry.recv))
     }
 
-    /// Where in buffers of `room` bytes operation `turn` of a group begins: each has a stretch of its own, as
-    /// long as there are any.
+    /// The offset in buffers of `room` bytes at which operation `turn` of a group begins: each has a stretch
+    /// of its own, as long as there are any.
     fn shift(&self, turn: u32, room: u64) -> u64 {
         let stride = stretch(self.shared_bytes());
         u64::from(turn) % (room / stride).max(1) * stride

@@ -9,11 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
 use hawser_base::env;
-use hawser_plan::{Collective, PlanConfig};
-use hawser_runtime::tuning::{CallAttributes, TunedDecision, Tuners};
+use hawser_plan::p2p::Message;
+use hawser_plan::{Call, Collective, PlanConfig, algo, vector};
+use hawser_runtime::tuning::{CallAttributes, Tuners};
 use hawser_sim::{Cluster, Options as SimOptions, Prediction, SimError, Twin};
-use signal_hook::consts::SIGINT;
-use signal_hook::flag;
 
 use super::collective::Test;
 use super::library::About;
@@ -22,6 +21,7 @@ use super::report::{Job, Outcome, Reporter, Row};
 use super::run::Series;
 use crate::cluster;
 use crate::explain;
+use crate::interrupt;
 
 /// Runs `hawser perf --simulate`. Returns true: nothing is computed that could be wrong.
 ///
@@ -39,7 +39,7 @@ pub fn run(options: &Options, name: &str) -> Result<bool> {
     let series = series(options, cluster.topology.size())?;
     let rows = series.len() as u64 * options.sizes().len() as u64;
     let mut reporter = Reporter::new(options, job(&cluster, name, &rules), rows)?;
-    let world = World { options, twin: Twin::new(&cluster), tuners, plan_config, stop: on_interrupt()? };
+    let world = World { options, twin: Twin::new(&cluster), tuners, plan_config, stop: interrupt::flag()? };
     let mut done = 0;
     for one in &series {
         if one.first {
@@ -74,6 +74,28 @@ impl World<'_> {
         let topology = self.twin.topology();
         let (ranks, root) = (topology.size(), one.root.unwrap_or(0));
         let geometry = one.test.geometry(bytes, one.dtype, ranks);
+        let row = |us: f64| {
+            let (algorithm, bus) = one.test.bandwidth(geometry, one.dtype, ranks, us / 1e6);
+            Row {
+                communicator: None,
+                collective: one.test.name(),
+                size: geometry.send.max(geometry.recv) * one.dtype.size() as u64,
+                count: geometry.count,
+                dtype: one.dtype.name(),
+                op: one.op.map_or("none", |op| op.name()),
+                root: one.root.map_or(-1, i64::from),
+                out_of_place: Outcome { time_us: us, algorithm, bus, wrong: None, operations: 1 },
+                in_place: None,
+                decision: None,
+                choice: None,
+                stages: None,
+            }
+        };
+        if let Some(prediction) = self.by_messages(one, geometry.count)? {
+            let Some(prediction) = prediction else { return Ok(None) };
+            let choice = || format!("messages{}", seen(&prediction));
+            return Ok(Some(Row { choice: self.options.explain.then(choice), ..row(prediction.us) }));
+        }
         let call = one.test.call(geometry.count, one.dtype, one.op, root).context("a test without a call")?;
         let attributes = CallAttributes::default();
         let tuned = self.tuners.choose(&call, attributes, topology, &self.plan_config)?;
@@ -84,27 +106,60 @@ impl World<'_> {
             Err(SimError::Interrupted) => return Ok(None),
             prediction => prediction?,
         };
-        let (algorithm, bus) = one.test.bandwidth(geometry, one.dtype, ranks, prediction.us / 1e6);
         Ok(Some(Row {
-            communicator: None,
-            collective: one.test.name(),
-            size: geometry.send.max(geometry.recv) * one.dtype.size() as u64,
-            count: geometry.count,
-            dtype: one.dtype.name(),
-            op: one.op.map_or("none", |op| op.name()),
-            root: one.root.map_or(-1, i64::from),
-            out_of_place: Outcome { time_us: prediction.us, algorithm, bus, wrong: None, operations: 1 },
-            in_place: None,
             decision: Some((&tuned.choice).into()),
-            choice: self.options.explain.then(|| explained(&tuned, &prediction)),
-            stages: None,
+            choice: self.options.explain.then(|| format!("{tuned}{}", seen(&prediction))),
+            ..row(prediction.us)
         }))
+    }
+
+    /// Runs a test that is made of messages, or a collective of more ranks than programs are offered for.
+    /// None for all others; None within it if the user has interrupted it.
+    fn by_messages(&self, one: &Series, count: u64) -> Result<Option<Option<Prediction>>> {
+        /// The places of input and output: any that are apart.
+        const BUFFERS: [u64; 2] = [1 << 20, 1 << 60];
+        let (ranks, size) = (self.twin.topology().size(), one.dtype.size() as u64);
+        let Test::One(collective) = one.test else { return Ok(None) };
+        let neighbours = |rank: u32| {
+            let message = |peer, send, addr| Message { peer, send, addr, bytes: count * size };
+            let (to, from) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+            vec![message(to, true, BUFFERS[0]), message(from, false, BUFFERS[1])]
+        };
+        if collective == Collective::SendRecv {
+            return self.run_messages(&neighbours, true).map(Some);
+        }
+        if ranks <= algo::most_ranks(collective) {
+            return Ok(None);
+        }
+        let call = one.test.call(count, one.dtype, one.op, one.root.unwrap_or(0));
+        let [input, output] = BUFFERS;
+        let call = Call { input, output, ..call.context("a test without a call")? };
+        let counts = vec![count; ranks as usize];
+        let Some(vector) = vector::of_many_ranks(&call, &counts) else { return Ok(None) };
+        // What is wrong with the call is wrong on rank 0 too.
+        vector.messages(one.dtype, 0, ranks)?;
+        let messages = |rank| vector.messages(one.dtype, rank, ranks).unwrap_or_default();
+        self.run_messages(&messages, collective == Collective::AllToAll).map(Some)
+    }
+
+    /// Runs messages; None if the user has interrupted it.
+    fn run_messages(
+        &self,
+        messages: &dyn Fn(u32) -> Vec<Message>,
+        is_symmetric: bool,
+    ) -> Result<Option<Prediction>> {
+        let stop = || self.stop.load(Ordering::Relaxed);
+        let options = SimOptions { seed: self.options.seed, stop: &stop, ..SimOptions::default() };
+        match self.twin.predict_messages(messages, is_symmetric, &self.plan_config, &options) {
+            Err(SimError::Interrupted) => Ok(None),
+            prediction => Ok(Some(prediction?)),
+        }
     }
 }
 
-/// Tells what decided, and what the twin saw.
-fn explained(tuned: &TunedDecision, prediction: &Prediction) -> String {
-    let mut text = tuned.to_string();
+/// Tells what the twin saw.
+fn seen(prediction: &Prediction) -> String {
+    let mut text = String::new();
     let _ = write!(text, "\n  simulated: {:.1} µs in {} events", prediction.us, prediction.events);
     if prediction.is_carried_on {
         text.push_str("; a part of the call was run, and its time carried on");
@@ -118,10 +173,13 @@ fn explained(tuned: &TunedDecision, prediction: &Prediction) -> String {
 /// The operations that are asked for, with their types, reductions and roots.
 fn series(options: &Options, ranks: u32) -> Result<Vec<Series>> {
     let mut series = Vec::new();
-    let is_known = |test: &Test| !matches!(test, Test::Hypercube | Test::One(Collective::SendRecv));
+    let is_known = |test: &Test| *test != Test::Hypercube;
     let tests = &options.collective.0;
     if let Some(test) = tests.iter().find(|test| !is_known(test)).filter(|_| tests.len() < Test::ALL.len()) {
-        bail!("{} is made of messages, which are not simulated yet: leave it out", test.name());
+        bail!(
+            "{} is made of several groups of messages, which are not simulated yet: leave it out",
+            test.name()
+        );
     }
     for &test in tests.iter().filter(|test| is_known(test)) {
         let mut first = true;
@@ -143,13 +201,4 @@ fn job(cluster: &Cluster, name: &str, rules: &str) -> Job {
     let library = About { path: Some(format!("simulated on {name}{rules}")), version };
     let most = cluster.kinds.iter().map(|kind| kind.ranks).max().unwrap_or(1);
     Job { library, ranks: cluster.topology.size(), threads: most, gpus: 1, devices: cluster.origins.clone() }
-}
-
-/// A flag that Ctrl-C sets; a second Ctrl-C ends the program.
-fn on_interrupt() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    flag::register_conditional_default(SIGINT, Arc::clone(&stop))
-        .and_then(|_| flag::register(SIGINT, Arc::clone(&stop)))
-        .context("cannot listen for Ctrl-C")?;
-    Ok(stop)
 }

@@ -392,7 +392,7 @@ fn stage_table(outcome: &Outcome) -> String {
     text
 }
 
-/// What a row says of the decision for a case: in words, and the decision itself if there is one.
+/// The decision for a case as a row tells it: in words, and the decision itself if there is one.
 fn explain(rank: &Rank, case: &Case) -> (String, Option<Decided>) {
     let Some(call) = rank.call(case) else {
         return ("sends and receives: no algorithm to choose".into(), None);

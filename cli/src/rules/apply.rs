@@ -228,13 +228,14 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 const STOPPED: &str = "is stopped and cannot answer: kill -CONT lets it go on";
 
-/// Whether a process was stopped by a signal or a debugger, so that asking it is of no use.
+/// True if a process was stopped by a signal or a debugger, so that asking it is of no use.
 fn is_stopped(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
 
-/// Which process is asked for which communicators: each once, by the lowest rank that is here.
+/// The processes to be asked, each with its communicators: each communicator once, by the lowest rank that is
+/// here.
 fn choose(processes: &[Process], pattern: Option<&str>) -> BTreeMap<u32, Vec<String>> {
     let mut lowest: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
     for process in processes {

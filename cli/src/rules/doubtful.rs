@@ -30,7 +30,7 @@ pub fn doubtful(rules: &[Rule]) -> Vec<Problem> {
     problems
 }
 
-/// Why no call of a rule can be done by an action, if so.
+/// The reason why no call of a rule can be done by an action, if so.
 fn impossible(rule: &Rule, action: &Action) -> Option<String> {
     let wanted = action.way.algorithm?;
     let known = Algorithm::ALL.into_iter().find(|known| same(known.name(), wanted.name()))?;

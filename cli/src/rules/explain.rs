@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use hawser_base::env;
 use hawser_plan::choose;
-use hawser_plan::{Call, Collective, DataType, ReduceOp};
+use hawser_plan::{Call, Collective, DataType, ReduceOp, Topology};
 use hawser_plugin::Log;
 use hawser_plugin::tuner::Tuner;
 use hawser_runtime::tuning::{self, CallAttributes, Tuners};
@@ -76,7 +76,6 @@ pub fn text(options: &Options) -> Result<String> {
     let (bytes, root) = (options.bytes, options.machine.root);
     let asked = Call::of_bytes(collective, bytes, options.datatype, root, topology.size());
     let call = Call { op: options.op, ..asked };
-    let dtype = call.dtype;
     let candidates = choose::candidates(&call, &topology, &plan_config)?;
     let attributes = CallAttributes {
         in_graph: options.in_graph,
@@ -97,7 +96,7 @@ pub fn text(options: &Options) -> Result<String> {
         let value = serde_json::json!({
             "collective": collective.name(),
             "bytes": question.bytes,
-            "datatype": dtype.name(),
+            "datatype": call.dtype.name(),
             "op": collective.reduces().then(|| call.op.name()),
             "ranks": topology.size(),
             "hosts": topology.hosts(),
@@ -107,22 +106,26 @@ pub fn text(options: &Options) -> Result<String> {
         });
         return Ok(serde_json::to_string_pretty(&value).context("the rules as JSON")? + "\n");
     }
-    let mut text = format!(
-        "{} of {} bytes of {}{} on {} ranks, {} {}, {} over {}, {source} constants\n",
-        collective.name(),
-        question.bytes,
-        dtype.name(),
-        if collective.reduces() { format!(" by {}", call.op.name()) } else { String::new() },
+    let mut text = heading(&call, question.bytes, &topology, &source);
+    let _ = writeln!(text, "rules of {}, in the order in which they are looked at:", tuner.name());
+    list(&mut text, &rules, &job, &seen);
+    let _ = writeln!(text, "what the chooser made of it:\n  {}", why.replace('\n', "\n  "));
+    Ok(text)
+}
+
+/// The first line: the call, where it runs, and the origin of the cost model's constants.
+fn heading(call: &Call, bytes: u64, topology: &Topology, source: &str) -> String {
+    format!(
+        "{} of {bytes} bytes of {}{} on {} ranks, {} {}, {} over {}, {source} constants\n",
+        call.collective.name(),
+        call.dtype.name(),
+        if call.collective.reduces() { format!(" by {}", call.op.name()) } else { String::new() },
         topology.size(),
         topology.hosts(),
         if topology.hosts() == 1 { "host" } else { "hosts" },
         topology.device,
         topology.link.name()
-    );
-    let _ = writeln!(text, "rules of {}, in the order in which they are looked at:", tuner.name());
-    list(&mut text, &rules, &job, &seen);
-    let _ = writeln!(text, "what the chooser made of it:\n  {}", why.replace('\n', "\n  "));
-    Ok(text)
+    )
 }
 
 /// The rules in the order in which they are looked at.

@@ -63,10 +63,26 @@ fn converted(name: &str, text: &str, from: Option<From>) -> Result<String> {
         From::OmpiJson => ompi_json::toml(name, text)?,
         From::Ucc => ucc::toml(name, text)?,
     };
+    // Comments tell what was left out in the file's own words, and take no control characters.
+    let body = body.replace(|letter: char| letter.is_control() && !matches!(letter, '\n' | '\t'), "?");
     let text = format!("# Made by hawser rules import of {}\n{body}", one_line(name));
     let made = RuleFile { form: Form::Toml, ..RuleFile::named("the rules made") };
     made.parse(&text).with_context(|| format!("importing {name}"))?;
     Ok(text)
+}
+
+/// Reads a text in each form, and in the one that it seems to have.
+///
+/// # Panics
+/// It was taken, and what was made of it are no rules.
+pub fn fuzz(text: &str) {
+    let forms = [From::Nccl, From::Ompi, From::OmpiJson, From::Ucc].map(Some);
+    for form in forms.into_iter().chain([None]) {
+        if let Err(error) = converted("fuzz", text, form) {
+            let why = format!("{error:#}");
+            assert!(!why.contains("the rules made"), "{why}");
+        }
+    }
 }
 
 /// The form in which a text seems to be written.
@@ -128,6 +144,12 @@ mod tests {
             use = { algorithm = \"all_pairs\", executor = \"fused\", protocol = \"ll128\" }\n";
         assert_eq!(text, wanted);
         assert_eq!(hawser_tuner::write::layout(&text), text, "it is laid out");
+    }
+
+    #[test]
+    fn control_characters_of_a_file_do_not_reach_comments() {
+        let text = converted("t", "allreduce:@\u{1}ing\u{7f}x\n", None).unwrap();
+        assert!(text.contains("allreduce's ?ing?x"), "{text}");
     }
 
     #[test]

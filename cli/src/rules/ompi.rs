@@ -218,7 +218,7 @@ pub(super) fn written(
         name: None,
         priority: 0,
         when,
-        chain: vec![Action { program: None, way, channels: None, chunk }],
+        chain: vec![Action { way, chunk, ..Action::DEFAULT }],
         never_worse: false,
     };
     format!("\n# {place}: {what}'s {algorithm} ({theirs})\n{}", write::toml(&rule))

@@ -199,7 +199,7 @@ fn written(name: &str, line: u32, word: &str, token: &Token) -> String {
             name: None,
             priority: 0,
             when,
-            chain: vec![Action { program: None, way, channels: None, chunk: None }],
+            chain: vec![Action { way, ..Action::DEFAULT }],
             never_worse: false,
         };
         text.push_str(&format!("{place}\n{}", write::toml(&rule)));

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use hawser_runtime::progress::verdict::seconds;
+use hawser_runtime::progress::operation::seconds;
 use ratatui::Frame;
 use ratatui::crossterm::event::KeyCode;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -10,12 +10,17 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
 
+use super::figures::{Pool, Rail};
 use super::job::{Comm, Job, Mood, Rank};
+use crate::output::size;
 
 /// Communicators that are listed above the one that is shown.
 const MOST_COMMS: usize = 6;
 /// Ranks in a line of the map.
 const MAP_WIDTH: usize = 64;
+/// Rails and pools that have a line.
+const MOST_RAILS: usize = 4;
+const MOST_POOLS: usize = 2;
 /// Lines of a verdict.
 const VERDICT_LINES: u16 = 4;
 
@@ -57,14 +62,17 @@ pub fn draw(frame: &mut Frame<'_>, job: &Job, view: &mut View) {
     view.keep_within(job);
     let comms = job.comms.len().min(MOST_COMMS) as u16;
     let joining = job.joining.len().min(3) as u16;
+    let figures = figure_lines(job);
     let rows = [
         Constraint::Length(1),
         Constraint::Length(joining),
         Constraint::Length(comms + 2),
+        Constraint::Length(figures.len() as u16),
         Constraint::Fill(1),
         Constraint::Length(1),
     ];
-    let [head, waiting, list, rest, foot] = Layout::vertical(rows).areas(frame.area());
+    let [head, waiting, list, carried, rest, foot] = Layout::vertical(rows).areas(frame.area());
+    frame.render_widget(Paragraph::new(figures), carried);
     frame.render_widget(Line::from(title(job)).style(bold()), head);
     let sentence = |text: &'_ String| Line::from(text.clone()).style(style(Mood::Guilty));
     let sentences: Vec<Line<'_>> = job.joining.iter().map(sentence).collect();
@@ -150,6 +158,45 @@ fn comm_table<'a>(job: &'a Job, view: &View) -> Table<'a> {
         "slowest rank",
     ];
     Table::new(rows, widths).header(Row::new(heads).style(bold())).column_spacing(1)
+}
+
+/// A line for each rail and pool, those first that have lost something or hold most, and an empty one.
+fn figure_lines(job: &Job) -> Vec<Line<'_>> {
+    let mut rails: Vec<&Rail> = job.rails.iter().collect();
+    rails.sort_by_key(|rail| (rail.counts.is_empty(), Reverse(rail.sent + rail.received)));
+    let mut pools: Vec<&Pool> = job.pools.iter().filter(|pool| pool.committed > 0).collect();
+    pools.sort_by_key(|pool| (pool.refusals == 0, Reverse(pool.committed)));
+    let lines = |shown: usize, all: usize, name: &str| {
+        (all > shown).then(|| Line::from(format!("  and {} {name} more", all - shown)))
+    };
+    let mut text: Vec<Line<'_>> = rails.iter().take(MOST_RAILS).map(|rail| rail_line(rail)).collect();
+    text.extend(lines(text.len(), rails.len(), "rails"));
+    let shown: Vec<Line<'_>> = pools.iter().take(MOST_POOLS).map(|pool| pool_line(pool)).collect();
+    let more = lines(shown.len(), pools.len(), "pools");
+    text.extend(shown.into_iter().chain(more));
+    if !text.is_empty() {
+        text.push(Line::default());
+    }
+    text
+}
+
+fn rail_line(rail: &Rail) -> Line<'_> {
+    let speed =
+        |rate: Option<f64>| rate.map_or_else(String::new, |rate| format!(" ({} GB/s)", bandwidth(rate)));
+    let Rail { host, net, name, sent, received, open, .. } = rail;
+    let (sent, received) = (size(*sent), size(*received));
+    let (out, back) = (speed(rail.sent_rate), speed(rail.received_rate));
+    let text =
+        format!("  rail {host} {net} {name}: sent {sent}{out}, received {received}{back}, {open} sends open");
+    let counts: String = rail.counts.iter().map(|(what, count)| format!(", {count} {what}")).collect();
+    Line::from(vec![Span::raw(text), Span::styled(counts, style(Mood::Called))])
+}
+
+fn pool_line(pool: &Pool) -> Line<'_> {
+    let Pool { host, device, committed, used, refusals } = pool;
+    let text = format!("  pool {host} {device}: {} of {} in use", size(*used), size(*committed));
+    let refused = if *refusals > 0 { format!(", {refusals} refusals") } else { String::new() };
+    Line::from(vec![Span::raw(text), Span::styled(refused, style(Mood::Called))])
 }
 
 fn draw_comm(frame: &mut Frame<'_>, comm: &Comm, view: &View, area: Rect) {
@@ -273,6 +320,16 @@ mod tests {
         assert!(text.contains("rank 300 (host node37, process 1300) has not called"), "{text}");
         let head = lines.iter().position(|line| line.starts_with("  rank")).unwrap();
         assert!(lines[head + 1].starts_with("! 300 "), "{text}");
+    }
+
+    #[test]
+    fn rails_and_pools_have_lines_and_what_was_lost_comes_first() {
+        let text = printed(&Job::new(super::super::figures::tests::reports(1 << 20), None, false), (120, 30))
+            .unwrap();
+        let at = |part: &str| text.find(part).unwrap_or_else(|| panic!("no {part} in {text}"));
+        let first = at("rail node00 IB mlx5_1: sent 40 B, received 0 B, 0 sends open, 8 losses");
+        assert!(first < at("rail node00 IB mlx5_0: sent 8 MiB, received 16 MiB, 24 sends open\n"), "{text}");
+        at("pool node00 GPU 0: 384 MiB of 512 MiB in use\n");
     }
 
     #[test]

@@ -6,6 +6,9 @@ use hawser_plan::{Collective, DataType};
 use hawser_runtime::progress::operation::{Operation, Stage, What};
 use hawser_runtime::progress::report::{CommReport, ProcessReport};
 use hawser_runtime::progress::verdict::{Cause, Evidence, Verdict, of_meetings, verdict};
+use serde::Serialize;
+
+use super::figures::{self, Pool, Rail};
 
 /// The time over which rates are taken, in milliseconds.
 const WINDOW: u64 = 10_000;
@@ -15,11 +18,16 @@ const LONG: u64 = 3_000;
 const GRAIN: u64 = 8;
 
 /// The communicators that are seen at a moment.
+#[derive(Serialize)]
 pub struct Job {
     /// They, with the most ranks first.
     pub comms: Vec<Comm>,
     /// The number of processes.
     pub processes: usize,
+    /// The rails of their hosts.
+    pub rails: Vec<Rail>,
+    /// The memory of their devices.
+    pub pools: Vec<Pool>,
     /// Sentences about ranks that wait in init.
     pub joining: Vec<String>,
     /// True if files are looked at, which do not change.
@@ -27,6 +35,7 @@ pub struct Job {
 }
 
 /// A communicator.
+#[derive(Serialize)]
 pub struct Comm {
     /// Its name, or its number.
     pub name: String,
@@ -39,6 +48,7 @@ pub struct Comm {
 }
 
 /// A rank.
+#[derive(Serialize)]
 pub struct Rank {
     /// Its number.
     pub rank: u32,
@@ -70,7 +80,8 @@ pub struct Rank {
 }
 
 /// The state of a rank, in one word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Mood {
     /// The verdict blames it.
     Guilty,
@@ -128,7 +139,8 @@ impl Job {
         let mut comms: Vec<Comm> = wanted.map(|(id, ranks)| comm(id, ranks, &reports, is_dead)).collect();
         comms.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| a.name.cmp(&b.name)));
         let joining = of_meetings(&reports).into_iter().map(|verdict| verdict.sentence).collect();
-        Self { comms, processes: reports.len(), joining, is_dead }
+        let (rails, pools) = (figures::rails(&reports), figures::pools(&reports));
+        Self { comms, processes: reports.len(), rails, pools, joining, is_dead }
     }
 }
 
@@ -287,7 +299,7 @@ pub mod tests {
     fn operation(number: u64, age_ms: u64, stage: Stage) -> Operation {
         let what = What::Collective { collective: 0, dtype: 7, op: 0, count: 1 << 18, root: 0 };
         // 1 MiB in 200 µs.
-        Operation { sequence: number + 1, number, what, stage, age_ms, predicted_ns: 200_000 }
+        Operation { sequence: number + 1, number, what, stage, age_ms, predicted_ns: 200_000, tag: 0 }
     }
 
     /// A job of so many ranks that all-reduces every 100 ms. Of these, one comes `late` ms after the others;
@@ -323,6 +335,7 @@ pub mod tests {
                 queued: None,
                 waits: wait.into_iter().collect(),
                 operations,
+                stalls: Vec::new(),
             };
             let state =
                 ProcessState { letter: 'S', tracer: 0, swapped_kib: 0, main_thread: "in read(2)".into() };
@@ -335,6 +348,7 @@ pub mod tests {
                 joining: Vec::new(),
                 neighbours: Vec::new(),
                 losses: Vec::new(),
+                figures: Vec::new(),
             }
         };
         (0..ranks).map(report).collect()

@@ -1,4 +1,4 @@
-//! Where the time of a job went: who came last, who waited, which links were slow. Pure.
+//! The analysis of the time of a job: who came last, who waited, which links were slow. Pure.
 
 use std::collections::BTreeMap;
 

@@ -18,7 +18,7 @@ const MOST_THINNED: u32 = 40;
 /// The collectives in which every rank needs all others.
 const ALL_NEED_ALL: [&str; 4] = ["AllReduce", "AllGather", "ReduceScatter", "AlltoAll"];
 
-/// What is known of a clock: that of a host, or that of a file which does not say where it comes from.
+/// The knowledge of a clock: that of a host, or that of a file which does not say where it comes from.
 #[derive(Debug, Default)]
 pub struct Clock {
     /// The host, or the file.
@@ -191,6 +191,8 @@ mod tests {
             number: Some(number),
             name: "AllReduce".into(),
             bytes: 4,
+            datatype: String::new(),
+            root: 0,
             start,
             end,
             unfinished: false,

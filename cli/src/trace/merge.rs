@@ -21,9 +21,9 @@ pub struct Merge {
     /// Traces of the profiler plugin, or others in Chrome's format
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
-    /// The file to write
-    #[arg(short, long, value_name = "OUT")]
-    output: PathBuf,
+    /// The trace to write
+    #[arg(short, long, alias = "output", value_name = "FILE")]
+    out: PathBuf,
 }
 
 /// A place for each communicator among the processes of a trace, and within it one for each rank.
@@ -34,7 +34,7 @@ const RANKS_OF_COMM: u64 = 1 << 15;
 /// # Errors
 /// A file cannot be read or is no trace, or the merged one cannot be written.
 pub fn run(options: &Merge) -> Result<()> {
-    let out = &options.output;
+    let out = &options.out;
     check(&options.files, out)?;
     let sources = Sources::of(&options.files)?;
     let shifts = align(&sources.clocks);
@@ -57,6 +57,18 @@ pub fn check(read: &[PathBuf], out: &Path) -> Result<()> {
     if let Some(path) = read.iter().find(is_it) {
         bail!("{} would be overwritten; give -o another name", path.display());
     }
+    Ok(())
+}
+
+/// Merges a trace with nothing else, and writes that.
+///
+/// # Errors
+/// The file is no trace.
+pub fn fuzz(path: &Path, to: &mut dyn Write) -> Result<()> {
+    let sources = Sources::of(&[path.to_owned()])?;
+    let shifts = align(&sources.clocks);
+    let count = write(&sources, &shifts, to)?;
+    drop(summary(&sources, &shifts, count, "fuzz"));
     Ok(())
 }
 

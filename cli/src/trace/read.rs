@@ -174,6 +174,10 @@ pub struct Collective {
     pub name: String,
     /// The bytes of this rank's buffer.
     pub bytes: u64,
+    /// The type of its elements, by NCCL's name; empty if the trace does not say.
+    pub datatype: String,
+    /// The root; 0 if there is none.
+    pub root: u32,
     /// The beginning in nanoseconds.
     pub start: i64,
     /// The end, likewise.
@@ -209,6 +213,8 @@ impl Collectives {
                     number: number(args, "seq").filter(|_| is_collective),
                     name: text(event, "name").to_owned(),
                     bytes: number(args, "bytes").unwrap_or(0),
+                    datatype: text(args, "datatype").to_owned(),
+                    root: number(args, "root").and_then(|root| u32::try_from(root).ok()).unwrap_or(0),
                     start,
                     end: start,
                     unfinished: args.contains_key("unfinished"),

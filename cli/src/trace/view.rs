@@ -23,8 +23,8 @@ pub struct View {
     #[arg(required = true, value_name = "FILE")]
     files: Vec<PathBuf>,
     /// The page to write
-    #[arg(short, long, value_name = "OUT")]
-    output: PathBuf,
+    #[arg(short, long, alias = "output", value_name = "FILE")]
+    out: PathBuf,
     /// Files of `HAWSER_PROGRESS_DIR`: the page says why nothing moved
     #[arg(long, num_args = 1.., value_name = "FILE")]
     progress: Vec<PathBuf>,
@@ -69,7 +69,7 @@ struct Content {
 /// # Errors
 /// A file cannot be read or holds no ranks, or the page cannot be written.
 pub fn run(options: &View) -> Result<()> {
-    merge::check(&options.files, &options.output)?;
+    merge::check(&options.files, &options.out)?;
     let verdicts = match options.progress.is_empty() {
         true => Vec::new(),
         false => hang::of_files(&options.progress)?,
@@ -91,9 +91,9 @@ pub fn run(options: &View) -> Result<()> {
     let data = data(&sources, &content, &findings, &said);
     // Within a script, only this could end it.
     let data = serde_json::to_string(&data)?.replace('<', "\\u003c");
-    files::write(&options.output, &PAGE.replace(PLACE, &data))?;
+    files::write(&options.out, &PAGE.replace(PLACE, &data))?;
     let bars: usize = content.timelines.iter().map(|timeline| timeline.bars.len()).sum();
-    let (ranks, name) = (content.timelines.len(), options.output.display());
+    let (ranks, name) = (content.timelines.len(), options.out.display());
     let mut text = format!("{name}: {bars} operations of {ranks} ranks\n");
     if content.left_out > 0 {
         text += &format!("  {} earlier ones are left out (--most)\n", content.left_out);
@@ -239,4 +239,16 @@ fn data(sources: &Sources, content: &Content, findings: &Findings, verdicts: &[V
         "verdicts": verdicts,
         "left_out": content.left_out,
     })
+}
+
+/// Makes the data of a page.
+///
+/// # Errors
+/// The file is no trace.
+pub fn fuzz(path: &std::path::Path) -> Result<()> {
+    let sources = Sources::of(&[path.to_owned()])?;
+    let mut content = content(&sources, 100)?;
+    let findings = analyse(&mut content.timelines);
+    drop(data(&sources, &content, &findings, &[]));
+    Ok(())
 }

@@ -133,20 +133,10 @@ impl<'a> Bench<'a> {
         for &collective in &options.collectives {
             let mut bytes = options.min_bytes.min(last);
             while bytes <= last {
-                for candidate in choose::candidates(&call(collective, bytes, ranks), topology, &plan_config)?
-                {
-                    let (algorithm, route) = (candidate.algorithm, candidate.route);
-                    // Rules cannot name all.
-                    let has_name = !matches!(algorithm, Algorithm::Imported(_))
-                        && !matches!(route, Route::COPY_ENGINE | Route::ZERO_COPY);
-                    if !has_name || matches!(candidate.outcome, Outcome::Filtered(_)) {
-                        continue;
-                    }
-                    for channels in std::iter::once(None).chain(options.channels.iter().map(|c| Some(*c))) {
-                        let way = Way::Forced { algorithm, route, channels };
-                        if !ways.contains(&way) {
-                            ways.push(way);
-                        }
+                let call = call(collective, bytes, ranks);
+                for (way, _) in ways_of(&call, topology, &plan_config, &options.channels)? {
+                    if !ways.contains(&way) {
+                        ways.push(way);
                     }
                 }
                 bytes = bytes.saturating_mul(options.factor);
@@ -173,7 +163,7 @@ impl<'a> Bench<'a> {
         &self.ways
     }
 
-    /// What is measured, in words: two runs with the same words can be put together.
+    /// The measurement in words: two runs with the same words can be put together.
     pub fn question(&self, device: &str) -> String {
         let Options { collectives, min_bytes, factor, point_ms, .. } = self.options;
         let names: Vec<&str> = collectives.iter().map(|c| c.name()).collect();
@@ -248,7 +238,7 @@ fn rule(name: &str, way: &str) -> String {
     format!("[[rule]]\nmatch = {{ communicator = \"{name}\" }}\nuse = {}\n", Way::action(way))
 }
 
-/// What a run has measured of a way, without sizes at which it was impossible.
+/// The samples that a run has measured of a way, without sizes at which it was impossible.
 fn samples(way: &Way, rows: &[Row], name: &str) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
     let is_own = |row: &&Row| row.communicator.as_deref() == Some(name);
@@ -273,13 +263,39 @@ fn samples(way: &Way, rows: &[Row], name: &str) -> Result<Vec<Sample>> {
     Ok(samples)
 }
 
+/// The ways in which a call can run and that rules have names for, each with what the cost model predicts
+/// in µs.
+///
+/// # Errors
+/// A program that cannot be made: a bug.
+pub fn ways_of(
+    call: &Call,
+    topology: &Topology,
+    plan_config: &PlanConfig,
+    channels: &[u32],
+) -> Result<Vec<(Way, f32)>> {
+    let mut ways = Vec::new();
+    for candidate in choose::candidates(call, topology, plan_config)? {
+        let (algorithm, route) = (candidate.algorithm, candidate.route);
+        // Rules cannot name all.
+        let has_name = !matches!(algorithm, Algorithm::Imported(_))
+            && !matches!(route, Route::COPY_ENGINE | Route::ZERO_COPY);
+        let Outcome::Predicted { us, .. } = candidate.outcome else { continue };
+        if has_name {
+            let all = std::iter::once(None).chain(channels.iter().map(|c| Some(*c)));
+            ways.extend(all.map(|channels| (Way::Forced { algorithm, route, channels }, us)));
+        }
+    }
+    Ok(ways)
+}
+
 /// The last size to measure.
 pub fn last(options: &Options, is_host: bool) -> u64 {
     options.max_bytes.unwrap_or(if is_host { 1 << 20 } else { 256 << 20 })
 }
 
 /// A call of about so many bytes.
-fn call(collective: Collective, bytes: u64, ranks: u32) -> Call {
+pub fn call(collective: Collective, bytes: u64, ranks: u32) -> Call {
     let blocks = collective.input_blocks(ranks).max(collective.output_blocks(ranks));
     let count = (bytes / 4 / u64::from(blocks)).max(1);
     let (dtype, op, scalar) = (DataType::Float32, ReduceOp::Sum, Scalar::Immediate(0));

@@ -99,10 +99,10 @@ pub fn noisy_part(tables: &Tables) -> f64 {
 /// The spread above which times are called noisy: half of the range, as a part of the median.
 pub const NOISE: f64 = 0.15;
 
-/// How much slower than the default a way is at all sizes that is not measured again.
+/// The factor by which a way that is not measured again is slower than the default at all sizes.
 const HOPELESS: f64 = 1.5;
 
-/// Whether a way took so much longer than the default wherever it was measured that further rounds would
+/// True if a way took so much longer than the default wherever it was measured that further rounds would
 /// change nothing.
 pub fn is_hopeless<'a>(samples: impl Iterator<Item = (&'a str, &'a Sample)>, way: &str) -> bool {
     let (mut default, mut own) = (BTreeMap::new(), BTreeMap::new());

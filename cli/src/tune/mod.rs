@@ -9,6 +9,7 @@
 //! | file | holds |
 //! |---|---|
 //! | `bench` | ways to run, one measurement |
+//! | `simulated` | times that the twin predicts, in place of measurements |
 //! | `programs` | the programs of a folder: which are right and fit |
 //! | `state` | what was measured so far, kept over an interruption |
 //! | `decide` | which way is surely faster where: pure |
@@ -20,6 +21,7 @@ mod decide;
 mod plot;
 mod programs;
 mod report;
+mod simulated;
 mod state;
 
 use std::path::{Path, PathBuf};
@@ -85,6 +87,13 @@ pub struct Options {
         value_parser = clap::value_parser!(u64).range(1..=10_000)
     )]
     point_ms: u64,
+    /// Measure nothing, and find rules for this cluster by predicted times: a file (docs/simulate.md), or a
+    /// sentence such as "64 hosts of hgx-h200, rail-optimised, 2:1"
+    #[arg(
+        long, value_name = "CLUSTER",
+        conflicts_with_all = ["gpus", "programs", "point_ms", "within"]
+    )]
+    simulate: Option<String>,
     /// The rule file to write
     #[arg(short = 'o', long, default_value = "hawser-rules.toml")]
     out: PathBuf,
@@ -116,6 +125,10 @@ pub struct Options {
 /// # Errors
 /// The device, a measurement or a file failed, or a rule file is there already.
 pub fn run(options: &Options) -> Result<()> {
+    if let Some(cluster) = &options.simulate {
+        check_sizes(options.min_bytes, bench::last(options, false))?;
+        return simulated::run(options, cluster);
+    }
     let is_host = hawser_device::is_host();
     let ranks = options.gpus.unwrap_or_else(|| if is_host { 2 } else { hawser_device::count() });
     check_sizes(options.min_bytes, bench::last(options, is_host))?;
@@ -127,17 +140,8 @@ pub fn run(options: &Options) -> Result<()> {
     if let Some(rules) = &options.check {
         return check(options, is_host, ranks, rules);
     }
+    check_outputs(options)?;
     let out = &options.out;
-    if out.exists() && !options.force {
-        bail!(
-            "{} is there already: name another file with --out, or write over it with --force",
-            out.display()
-        );
-    }
-    files::check_place(out)?;
-    if let Some(plot) = &options.plot {
-        files::check_place(plot)?;
-    }
     let name = hawser_device::open(0)?.caps().name.clone();
     let (topology, plan_config) = comm::outlook(&(0..ranks).collect::<Vec<_>>())?;
     let programs = brought(options, ranks)?;
@@ -153,8 +157,15 @@ pub fn run(options: &Options) -> Result<()> {
     let tables = decide::tables(state.samples());
     let found = decide::rules(&tables, options.gain / 100.0);
     let files = programs.files(decide::programs(&tables, &found).iter().map(String::as_str));
-    let attributes =
-        report::CallAttributes { device: &name, ranks, rounds, gain: options.gain, files: &files };
+    let attributes = report::CallAttributes {
+        device: &name,
+        ranks,
+        hosts: 1,
+        rounds,
+        gain: options.gain,
+        files: &files,
+        simulated: &[],
+    };
     let mut text = report::rule_file(&tables, &found, &attributes);
     if let Some(warning) = noise(&tables) {
         eprintln!("hawser: warning: {warning}");
@@ -171,6 +182,19 @@ pub fn run(options: &Options) -> Result<()> {
     }
     print(&report::summary(&tables, &found))?;
     print(&format!("# written: {} ({} rules), {}\n", out.display(), found.len(), plot.display()))
+}
+
+/// Checks that the rules and the picture can be written where they are to be.
+fn check_outputs(options: &Options) -> Result<()> {
+    let out = &options.out;
+    if out.exists() && !options.force {
+        bail!(
+            "{} is there already: name another file with --out, or write over it with --force",
+            out.display()
+        );
+    }
+    files::check_place(out)?;
+    options.plot.as_deref().map_or(Ok(()), files::check_place)
 }
 
 /// The programs of the folder that was named, proved.

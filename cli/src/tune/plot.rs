@@ -25,8 +25,9 @@ const OTHER: &str = "stroke=\"#c8c8c8\" stroke-width=\"1\"";
 /// by size.
 pub fn svg(tables: &Tables, found: &[Found], attributes: &CallAttributes<'_>) -> String {
     let height = TOP + PANEL * tables.len() as f64;
-    let CallAttributes { device, ranks, rounds, .. } = attributes;
-    let title = format!("hawser tune: {ranks} ranks on {device}, medians of {rounds} rounds");
+    let CallAttributes { device, ranks, rounds, simulated, .. } = attributes;
+    let how = if simulated.is_empty() { format!("medians of {rounds} rounds") } else { "simulated".into() };
+    let title = format!("hawser tune: {ranks} ranks on {device}, {how}");
     let rules = found.iter().map(|f| {
         let (first, last) = f.bytes;
         format!("{} from {first} to {last} bytes: {}.", f.collective, f.way)
@@ -179,7 +180,15 @@ mod tests {
     use crate::tune::decide;
 
     fn attributes() -> CallAttributes<'static> {
-        CallAttributes { device: "<H200>", ranks: 8, rounds: 5, gain: 5.0, files: "" }
+        CallAttributes {
+            device: "<H200>",
+            ranks: 8,
+            hosts: 1,
+            rounds: 5,
+            gain: 5.0,
+            files: "",
+            simulated: &[],
+        }
     }
 
     #[test]

@@ -13,33 +13,60 @@ use crate::output::{self, Align};
 
 /// A description of the machine and of the measurement.
 pub struct CallAttributes<'a> {
-    /// Name of the device.
+    /// Name of the device, or of the cluster that was simulated.
     pub device: &'a str,
     /// The number of ranks.
     pub ranks: u32,
+    /// The number of hosts.
+    pub hosts: u32,
     /// The number of rounds.
     pub rounds: u32,
     /// Least gain in percent.
     pub gain: f64,
     /// The value of `MSCCL_XML_FILES` with which the rules find the programs that they name; may be empty.
     pub files: &'a str,
+    /// Lines about the cluster and where its figures are from, if times are predicted; else none.
+    pub simulated: &'a [String],
+}
+
+impl CallAttributes<'_> {
+    /// The beginning of the rule file: what the times are.
+    fn header(&self) -> String {
+        let Self { device, ranks, hosts, rounds, gain, simulated, .. } = self;
+        let version = env!("CARGO_PKG_VERSION");
+        if simulated.is_empty() {
+            return format!(
+                "# Rules by hawser tune {version} for {ranks} ranks of one host on {device}, {}.\n\
+                 # Every way was measured in {rounds} rounds (float, sums, out of place), in fewer if it \
+                 took half as long again at all\n\
+                 # sizes. A rule stands where a way was faster than what the cost model takes in all of them \
+                 but the extreme fifth on either side, and by at least {gain} % in the median.\n\
+                 # Sizes that were not measured have no rule. Times in µs: median, and half the width of the \
+                 range in percent.\n\
+                 version = 1\n",
+                date()
+            );
+        }
+        let lines: String =
+            simulated.iter().map(|line| format!("#   {}\n", line.replace('\n', " "))).collect();
+        format!(
+            "# Rules by hawser tune {version} for {ranks} ranks of {hosts} hosts, {}.\n\
+             # SIMULATED, not measured: the times are predictions of the plans on a cluster that is \
+             described so:\n{lines}\
+             # Each time is the median of {rounds} simulations (float, sums, out of place). A rule stands \
+             where a way was faster than what the cost model takes by at least {gain} %.\n\
+             # Sizes that were not simulated have no rule. hawser tune --check says on the machine itself \
+             whether they hold.\n\
+             version = 1\n",
+            date()
+        )
+    }
 }
 
 /// The text of the rule file.
 pub fn rule_file(tables: &Tables, found: &[Found], attributes: &CallAttributes<'_>) -> String {
-    let CallAttributes { device, ranks, rounds, gain, files } = attributes;
-    let mut text = format!(
-        "# Rules by hawser tune {} for {ranks} ranks of one host on {device}, {}.\n\
-         # Every way was measured in {rounds} rounds (float, sums, out of place), in fewer if it took half \
-         as long again at all\n\
-         # sizes. A rule stands where a way was faster than what the cost model takes in all of them but the \
-         extreme fifth on either side, and by at least {gain} % in the median.\n\
-         # Sizes that were not measured have no rule. Times in µs: median, and half the width of the range \
-         in percent.\n\
-         version = 1\n",
-        env!("CARGO_PKG_VERSION"),
-        date()
-    );
+    let CallAttributes { ranks, hosts, files, .. } = attributes;
+    let mut text = attributes.header();
     if !files.is_empty() {
         let _ = writeln!(text, "# With the programs of MSCCL_XML_FILES={files}");
     }
@@ -69,7 +96,7 @@ pub fn rule_file(tables: &Tables, found: &[Found], attributes: &CallAttributes<'
         let _ = write!(
             text,
             "[[rule]]\nname = {name}\nmatch = {{ collective = \"{collective}\", bytes = \"{bytes}\", \
-             ranks = {ranks}, hosts = 1 }}\n\
+             ranks = {ranks}, hosts = {hosts} }}\n\
              use = {}\n",
             Way::action(way)
         );
@@ -209,7 +236,15 @@ pub(super) mod tests {
     }
 
     fn attributes() -> CallAttributes<'static> {
-        CallAttributes { device: "<H200>", ranks: 8, rounds: 5, gain: 5.0, files: "" }
+        CallAttributes {
+            device: "<H200>",
+            ranks: 8,
+            hosts: 1,
+            rounds: 5,
+            gain: 5.0,
+            files: "",
+            simulated: &[],
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What was measured so far: a file beside the rules, rewritten after each round and removed when the rules
+//! The measurements so far: a file beside the rules, rewritten after each round and removed when the rules
 //! are there.
 
 use std::path::{Path, PathBuf};

@@ -48,13 +48,13 @@ impl Settings {
         self.check_mode.max(pointers)
     }
 
-    /// How long each step of bring-up may last, once all ranks are there.
+    /// The time for which each step of bring-up may last, once all ranks are there.
     pub fn init_timeout(&self) -> Duration {
         self.init_seconds.unwrap_or(Duration::from_secs(120))
     }
 
-    /// How long ranks wait for those that have not come to init or split. Unset it is long, since programs
-    /// load data or compile before, each rank in its time.
+    /// The time for which ranks wait for those that have not come to init or split. Unset it is long, since
+    /// programs load data or compile before, each rank in its time.
     pub fn join_timeout(&self) -> Duration {
         self.init_seconds.unwrap_or(Duration::from_secs(1800))
     }
@@ -65,6 +65,7 @@ impl Settings {
             level: self.debug.as_deref(),
             subsystems: &self.debug_subsys,
             file: self.debug_file.as_deref(),
+            times: (&self.timestamp_format, self.timestamp_levels),
             json: self.log_json.as_deref(),
             lines_apart: self.explain != Explain::No || self.pool_monitor || self.sm_free_verbose > 0,
         }
@@ -128,6 +129,11 @@ pub fn settings() -> &'static Settings {
         let _ = ORIGIN.set(Origin::Found(source.values));
         settings
     })
+}
+
+/// Returns true if a tool asks for ranges of NVTX: it names its library to NVTX by a variable.
+pub fn has_nvtx_tool() -> bool {
+    std::env::var_os("NVTX_INJECTION64_PATH").is_some_and(|path| !path.is_empty())
 }
 
 /// A sentence about each value that means nothing.

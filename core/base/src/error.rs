@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The result of every fallible function of devices and of the runtime.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Who is at fault, one to one with the NCCL result codes the C interface returns.
+/// The party at fault, one to one with the NCCL result codes the C interface returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
     /// A call of the CUDA driver failed (`ncclUnhandledCudaError`).

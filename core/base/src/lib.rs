@@ -13,6 +13,9 @@
 //! | [`wait`] | the one way to wait: it can be aborted, has a deadline and says who waits for whom |
 //! | [`stages`] | clocks for the stages that a slot passes between hosts |
 //! | [`progress`] | one background thread per device |
+//! | [`figures`] | what rails carried, what pools hold, what waits, as others may read it |
+//! | [`readable_memory`] | memory of this process that others may read |
+//! | [`nvtx`] | ranges of NVTX around the calls of a program |
 //!
 //! Whoever waits says for whom, and an error says what to do:
 //!
@@ -31,12 +34,15 @@
 
 pub mod env;
 pub mod error;
+pub mod figures;
 pub mod files;
 pub mod library;
 pub mod liveness;
 pub mod lock;
 pub mod log;
+pub mod nvtx;
 pub mod progress;
+pub mod readable_memory;
 pub mod stages;
 pub mod wait;
 

@@ -14,6 +14,7 @@ mod json;
 mod lines;
 mod plugins;
 mod sink;
+mod stamp;
 
 use std::cell::Cell;
 use std::io::Write;
@@ -28,8 +29,9 @@ use tracing_subscriber::registry::Registry;
 use crate::error::Error;
 use json::JsonLines;
 use lines::{NcclLines, Verbosity};
-pub use plugins::{for_plugins, losses, on_stress};
+pub use plugins::{Keeper, for_plugins, keep_figures, losses, on_stress};
 use sink::Sink;
+use stamp::Stamp;
 
 /// Targets of lines that a setting of their own asks for, whatever `NCCL_DEBUG` is.
 const EXPLAIN: &str = "hawser::explain";
@@ -129,9 +131,11 @@ pub struct Wanted<'a> {
     pub subsystems: &'a str,
     /// `NCCL_DEBUG_FILE`. None: standard output.
     pub file: Option<&'a str>,
+    /// `NCCL_DEBUG_TIMESTAMP_FORMAT`, and the bits of `NCCL_DEBUG_TIMESTAMP_LEVELS`.
+    pub times: (&'a str, u32),
     /// `HAWSER_LOG_JSON`.
     pub json: Option<&'a str>,
-    /// Whether other settings ask for lines of their own ([`explain`], [`monitor`]).
+    /// True if other settings ask for lines of their own ([`explain`], [`monitor`]).
     pub lines_apart: bool,
 }
 
@@ -142,8 +146,9 @@ pub fn configure(wanted: &Wanted<'_>) {
     if !wants_lines && wanted.json.is_none() || tracing::dispatcher::has_been_set() {
         return;
     }
+    let stamp = Stamp::new(wanted.times.0, wanted.times.1);
     let (lines_sink, failure) = Sink::open_or_stdout(wanted.file);
-    let lines = wants_lines.then(|| NcclLines::new(lines_sink).with_filter(verbosity.filter()));
+    let lines = wants_lines.then(|| NcclLines::new(lines_sink, stamp).with_filter(verbosity.filter()));
     let (json, json_failure) = match wanted.json.map(Sink::open) {
         Some(Ok(sink)) => (Some(JsonLines::new(sink).with_filter(json::filter(verbosity))), None),
         Some(Err(why)) => {
@@ -187,6 +192,7 @@ pub fn alarm(text: &str) {
 /// Writes an error with all that it knows at WARN and above, and keeps its text for [`last_error`].
 pub fn error(error: &Error) {
     error.note_logged();
+    plugins::count("errors_total", &[("kind", &format!("{:?}", error.kind))], 1);
     set_last_error(&error.text);
     tracing::warn!(
         target: "hawser",
@@ -248,7 +254,7 @@ pub fn trace(subsys: Subsys, text: impl FnOnce() -> String) {
     }
 }
 
-/// What the user asked for with `HAWSER_EXPLAIN`: written at every level.
+/// Writes a line that the user asked for with `HAWSER_EXPLAIN`: written at every level.
 pub fn explain(text: &str) {
     text.lines().for_each(|line| tracing::info!(target: EXPLAIN, message = line));
 }
@@ -297,7 +303,7 @@ pub fn set_last_error(text: &str) {
     }
 }
 
-/// Whether a target is one of this library's: in a program in Rust other crates make events as well.
+/// True if a target is one of this library's: in a program in Rust other crates make events as well.
 fn is_ours(target: &str) -> bool {
     target.strip_prefix("hawser").is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
 }

@@ -1,4 +1,4 @@
-//! Where the time of operations between hosts goes: a clock for each stage that a slot passes on this host.
+//! The time of operations between hosts by stage: a clock for each stage that a slot passes on this host.
 //!
 //! Off until [`start`] is called; then every slot costs a few looks at the clock. One table for the process,
 //! since it is for a person who measures one thing at a time (`hawser perf --where`).

@@ -28,7 +28,8 @@ const SPINS: u32 = 200;
 /// A thread that gives way and is away for longer than this has let another one run.
 const AWAY: Duration = Duration::from_micros(3);
 
-/// How many waits give way from their first look on, after a thread has found its processor wanted by others.
+/// The number of waits that give way from their first look on, after a thread has found its processor wanted
+/// by others.
 const WANTED: u32 = 256;
 
 /// A process whose threads were away so often sleeps for a moment: the kernel then looks for an idle
@@ -49,7 +50,7 @@ static MOVE_NEXT: AtomicU32 = AtomicU32::new(MOVE_AFTER);
 /// One has slept for a moment, and nobody knows yet whether it helped.
 static HAS_MOVED: AtomicBool = AtomicBool::new(false);
 
-/// How a thread rests between looks for something that another thread, process or device does.
+/// The rests of a thread between looks for something that another thread, process or device does.
 ///
 /// It looks without a pause for [`LIVELY`], then sleeps for 1/64 of the time it has waited, at most
 /// `longest`: so a pause never makes a wait more than 2 % longer, and a thread that waits for seconds uses
@@ -132,11 +133,11 @@ struct Flag {
     parted: AtomicBool,
     /// The parent's own reason why waits are in vain does not count; that of its parent does.
     is_hopeful: bool,
-    /// Why waits on the flag are in vain, and since when.
+    /// The reason why waits on the flag are in vain, and the time since when.
     doom: OnceLock<(Instant, Error)>,
 }
 
-/// How long a wait goes on that is in vain: what was on its way has come by then.
+/// The time for which a wait goes on that is in vain: what was on its way has come by then.
 const IN_VAIN: Duration = Duration::from_millis(500);
 
 impl AbortFlag {
@@ -172,7 +173,7 @@ impl AbortFlag {
         let _ = self.0.doom.set((Instant::now(), why));
     }
 
-    /// Why a wait that began at a moment is in vain, if it has gone on for long enough.
+    /// The reason why a wait that began at a moment is in vain, if it has gone on for long enough.
     fn end_in_vain(&self, began: Instant) -> Option<&Error> {
         if let Some((since, why)) = self.0.doom.get()
             && began.max(*since).elapsed() >= IN_VAIN

@@ -51,6 +51,13 @@ ncclResult_t hawserCustom(const char *program, const void *sendbuff, void *recvb
 #define HAWSER_OPTION_EXECUTOR 1 /* "interpreter", "fused", "copy_engine" or "host" */
 #define HAWSER_OPTION_PROTOCOL 2 /* "LL", "LL128" or "Simple", by any executor */
 #define HAWSER_OPTION_RULE 3     /* the name of a rule (HAWSER_RULES), as its file has it */
+#define HAWSER_OPTION_REPRODUCIBLE 4 /* "0", "1" or "2": HAWSER_REPRODUCIBLE for this call */
+#define HAWSER_OPTION_CLASS 5 /* "urgent", "normal" or "best_effort": the class of this call */
+
+/* The class of the operations that are called on a communicator from now on: "urgent", "normal" or "best_effort". Best-effort
+ * operations give way to more urgent ones of the process, for a limited time; what they compute does not change. HAWSER_CLASS
+ * overrules it; HAWSER_OPTION_CLASS and rules overrule both. No other rank is asked: ranks that differ are slower, not wrong. */
+ncclResult_t hawserCommSetClass(ncclComm_t comm, const char *operations);
 
 /* What the last operation of a communicator ran, and why. Fill with HAWSER_DECISION_INITIALIZER. */
 typedef struct {
@@ -78,7 +85,82 @@ typedef struct {
  * or its predicted time, what decided, and the rules that had a say. Operations of an open group count when it is closed. */
 ncclResult_t hawserLastDecision(ncclComm_t comm, hawserDecision_t *decision, char *text, size_t capacity);
 
+/* Partitioned collectives: buffers that are filled, and used, in partitions (words of MPI 4.0, chapter 4). A partition is a range of
+ * elements of every block of the collective: partition 1 of an all-gather is that range of every rank's elements. It goes on its way
+ * when all ranks have said that theirs is ready, in the order that the configuration names; so a GEMM's first tiles travel while it
+ * computes the next ones, and the next GEMM begins with what has arrived.
+ *
+ *     hawserPartitionedInit(&config, comm, &p);           all ranks, once; waits for them
+ *     hawserPartitionedStart(p, stream);                  a round begins behind what is on the stream
+ *     hawserPartitionedReady(p, i, producing_stream);     this rank's partition i is there when that stream has come so far
+ *     hawserPartitionedWait(p, i, consuming_stream);      that stream goes on when partition i of the output has arrived
+ *     hawserPartitionedFinish(p, stream);                 the stream waits for all of them; the round is over
+ *     hawserPartitionedFree(p);
+ *
+ * Buffers stay the same for all rounds. What uses the output of a round has to be ordered before the next Start, as has what fills the
+ * input after it. The collective has a communicator of its own, so calls on comm do not wait for partitions. No call may stand in a
+ * group; Init needs a thread for each rank. A round may be captured in a CUDA graph, with Start and Finish on the capturing stream;
+ * the object must outlive the graph. On the host device Wait and Finish wait by themselves. */
+typedef struct hawserPartitioned *hawserPartitioned_t;
+
+typedef struct {
+    size_t size;                 /* as the initialiser sets it */
+    unsigned int magic, version; /* as the initialiser sets them */
+    const char *collective;      /* "all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "alltoall", "gather", "scatter" */
+    const void *sendbuff;        /* as of the collective */
+    void *recvbuff;
+    size_t count; /* of the whole collective, as NCCL counts it */
+    ncclDataType_t datatype;
+    int op;                     /* an ncclRedOp_t; counts for collectives that reduce */
+    int root;                   /* counts for collectives that have one */
+    unsigned int partitions;    /* 1 to 4096 */
+    const size_t *counts;       /* elements of each partition, which add up to count; NULL: as equal as can be */
+    const unsigned int *order;  /* the partitions in the order in which they go; NULL: that of their numbers */
+    unsigned int arrivals;      /* times that kernels call hawserPartitionReady before a partition is ready */
+    unsigned int reserved;      /* 0 */
+    const void *config;         /* an ncclCollConfig_t for the calls that carry partitions, or NULL */
+} hawserPartitionedConfig_t;
+
+#define HAWSER_PARTITIONED_CONFIG_INITIALIZER \
+    { sizeof(hawserPartitionedConfig_t), 0x54505748, 1, NULL, NULL, NULL, 0, (ncclDataType_t)7, 0, 0, 1, NULL, NULL, 1, 0, NULL }
+
+/* The words of a partitioned collective, on the device: one for each partition. For kernels. */
+typedef struct {
+    uint32_t *ready;
+    const uint32_t *arrived;
+    unsigned int arrivals, partitions;
+} hawserPartitionedWords_t;
+
+/* All but buffers and op's factor is the same on all ranks; a difference is an error on all, which names the rank. */
+ncclResult_t hawserPartitionedInit(const hawserPartitionedConfig_t *config, ncclComm_t comm, hawserPartitioned_t *partitioned);
+ncclResult_t hawserPartitionedStart(hawserPartitioned_t partitioned, cudaStream_t stream);
+ncclResult_t hawserPartitionedReady(hawserPartitioned_t partitioned, unsigned int partition, cudaStream_t stream);
+ncclResult_t hawserPartitionedWait(hawserPartitioned_t partitioned, unsigned int partition, cudaStream_t stream);
+ncclResult_t hawserPartitionedArrived(hawserPartitioned_t partitioned, unsigned int partition, int *arrived);
+ncclResult_t hawserPartitionedFinish(hawserPartitioned_t partitioned, cudaStream_t stream);
+/* Between rounds, on all ranks, when the last one is over: from now on partitions go in the order in which they were ready, on whichever
+ * rank was last. Those that kernels marked, and those of a captured round, keep their places. order: room for all partitions, or NULL. */
+ncclResult_t hawserPartitionedLearn(hawserPartitioned_t partitioned, unsigned int *order);
+ncclResult_t hawserPartitionedWords(hawserPartitioned_t partitioned, hawserPartitionedWords_t *words);
+ncclResult_t hawserPartitionedFree(hawserPartitioned_t partitioned);
+
 #ifdef __cplusplus
+}
+#endif
+
+#ifdef __CUDACC__
+/* One thread says so for its block, after __syncthreads(): what the block wrote of the partition is there. It is ready after
+ * config.arrivals such calls, in the round after whose Start the kernel is ordered. */
+static __device__ __forceinline__ void hawserPartitionReady(hawserPartitionedWords_t words, unsigned int partition) {
+    __threadfence_system();
+    atomicAdd_system(words.ready + partition, 1u);
+}
+
+/* Waits in a kernel until a partition of the output has arrived; the other threads of a block wait by __syncthreads(). Kernels that
+ * fill the GPU and wait here keep the partition from being carried where that takes a kernel: prefer hawserPartitionedWait. */
+static __device__ __forceinline__ void hawserPartitionWait(hawserPartitionedWords_t words, unsigned int partition) {
+    while (*(const volatile uint32_t *)(words.arrived + partition) == 0) __nanosleep(100);
+    __threadfence_system();
 }
 #endif
 

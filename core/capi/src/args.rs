@@ -10,6 +10,7 @@ use hawser_plan::DataType;
 use hawser_runtime::{Error, Result};
 
 use crate::decision;
+use crate::partitioned;
 use crate::types::API_MAGIC;
 
 /// A struct for which any bytes are a value.
@@ -23,6 +24,10 @@ pub unsafe trait Plain: Copy {}
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct Out<T>(*mut T);
+
+// SAFETY: an address; what a group does at its end may run in another thread, and the caller keeps the place
+// until then.
+unsafe impl<T> Send for Out<T> {}
 
 /// A pointer to what the caller passes in.
 #[derive(Clone, Copy, Debug)]
@@ -71,7 +76,19 @@ impl<T: Copy> Out<T> {
     }
 }
 
+impl Out<u8> {
+    /// Writes bytes one behind the other, as many as the caller's struct has by its version; NULL is refused.
+    pub fn set_bytes(self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.set_all(name, bytes.iter().copied())
+    }
+}
+
 impl<T> Out<T> {
+    /// A pointer that came inside a struct from C, under the same promise.
+    pub fn inside(pointer: *mut T) -> Self {
+        Out(pointer)
+    }
+
     /// The address itself, to be stored somewhere.
     pub fn address(self) -> *const c_void {
         self.0.cast_const().cast()
@@ -143,6 +160,23 @@ impl In<c_char> {
 }
 
 impl<T: Plain> In<T> {
+    /// Reads a struct of a time when it had no header: the first `bytes` of what is behind the header, over
+    /// `undefined`. None if there is a header with this magic number; NULL is refused. The caller's struct is
+    /// longer than a header.
+    pub fn read_headless(self, name: &str, undefined: T, magic: c_uint, bytes: usize) -> Result<Option<T>> {
+        if In(self.0.cast::<Header>()).read(name)?.magic == magic {
+            return Ok(None);
+        }
+        let mut value = undefined;
+        let bytes = bytes.min(size_of::<T>() - size_of::<Header>());
+        // SAFETY: the caller's struct is `bytes` long in all versions without a header; any bytes are a T.
+        unsafe {
+            let behind = (&raw mut value).cast::<u8>().add(size_of::<Header>());
+            std::ptr::copy_nonoverlapping(self.0.cast::<u8>(), behind, bytes);
+        }
+        Ok(Some(value))
+    }
+
     /// Reads a versioned struct: the caller's bytes, as many as both sides know, over `undefined`.
     ///
     /// # Errors
@@ -153,6 +187,7 @@ impl<T: Plain> In<T> {
             let initialiser = match magic {
                 API_MAGIC => "NCCL's initialiser of the struct",
                 decision::MAGIC => "HAWSER_DECISION_INITIALIZER",
+                partitioned::MAGIC => "HAWSER_PARTITIONED_CONFIG_INITIALIZER",
                 _ => "NCCL_SIM_INFO_INITIALIZER",
             };
             return Err(Error::invalid_argument(format!(

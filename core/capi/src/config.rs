@@ -9,7 +9,7 @@ use std::ops::RangeInclusive;
 
 use hawser_base::env;
 use hawser_base::log::{self, Subsys};
-use hawser_plan::{CallOptions, Selection};
+use hawser_plan::{CallOptions, Class, Selection, reproducible};
 use hawser_plugin::tuner::rule_id;
 use hawser_runtime::rma::Limits;
 use hawser_runtime::{Config, Error, Result};
@@ -30,6 +30,8 @@ const VENDOR: c_int = 0x48_5752;
 const OPTION_EXECUTOR: c_int = 1;
 const OPTION_PROTOCOL: c_int = 2;
 const OPTION_RULE: c_int = 3;
+const OPTION_REPRODUCIBLE: c_int = 4;
+const OPTION_CLASS: c_int = 5;
 
 /// `NCCL_CTA_POLICY_ZERO`: no CTAs where that is possible.
 const CTA_POLICY_ZERO: c_int = 2;
@@ -69,6 +71,8 @@ impl CommConfig {
             max_ctas: given(raw.maxCTAs),
             sm_free: raw.CTAPolicy != UNDEF_INT && raw.CTAPolicy & CTA_POLICY_ZERO != 0,
             name: In::inside(raw.commName).text(),
+            reproducible: 0,
+            class: None,
             mixes_graphs: (raw.graphUsageMode != UNDEF_INT).then_some(raw.graphUsageMode == GRAPHS_AND_CALLS),
             net: In::inside(raw.netName).text().filter(|name| !name.is_empty()),
             traffic_class: (raw.trafficClass != UNDEF_INT).then_some(raw.trafficClass),
@@ -286,10 +290,19 @@ fn with_option(asked: &mut CallOptions, option: &NcclConfigExt) -> Result<()> {
             asked.rule = Some(rule_id(&text()?));
             return Ok(());
         }
+        OPTION_REPRODUCIBLE => {
+            asked.reproducible = Some(level(&text()?)?);
+            return Ok(());
+        }
+        OPTION_CLASS => {
+            asked.class = Some(class("config->ext", &text()?)?);
+            return Ok(());
+        }
         other => {
             return Err(Error::invalid_argument(format!("config->ext: option {other} of HAWSER_VENDOR"))
                 .remedy(
-                    "use HAWSER_OPTION_EXECUTOR (1), HAWSER_OPTION_PROTOCOL (2) or HAWSER_OPTION_RULE (3)",
+                    "use HAWSER_OPTION_EXECUTOR (1), HAWSER_OPTION_PROTOCOL (2), HAWSER_OPTION_RULE (3), \
+                     HAWSER_OPTION_REPRODUCIBLE (4) or HAWSER_OPTION_CLASS (5)",
                 ));
         }
     };
@@ -297,6 +310,25 @@ fn with_option(asked: &mut CallOptions, option: &NcclConfigExt) -> Result<()> {
         Error::invalid_argument(format!("config->ext: {error}")).remedy("write such a word, in any case")
     })?;
     Ok(())
+}
+
+/// A level of reproducible reductions.
+fn level(text: &str) -> Result<u8> {
+    text.trim().parse().ok().filter(|level| *level <= reproducible::MOST).ok_or_else(|| {
+        Error::invalid_argument(format!("config->ext: \"{text}\" is no level of HAWSER_REPRODUCIBLE"))
+            .remedy("write 0, 1 or 2")
+    })
+}
+
+/// A class of operations, which stands in `what`.
+///
+/// # Errors
+/// `InvalidArgument` for a word that is none.
+pub fn class(what: &str, text: &str) -> Result<Class> {
+    Class::named(text).ok_or_else(|| {
+        Error::invalid_argument(format!("{what}: \"{text}\" is no class"))
+            .remedy("write urgent, normal or best_effort")
+    })
 }
 
 fn selection(config: &NcclCollConfig) -> Result<Selection> {

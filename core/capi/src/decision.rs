@@ -1,11 +1,13 @@
-//! Our own function that says what the last operation ran, and why (`hawser.h`).
+//! Our own functions that say what the last operation ran, and why, and how urgent the next ones are
+//! (`hawser.h`).
 
 use std::ffi::{c_char, c_uint};
 
 use hawser_plan::{Executor, Route};
 use hawser_runtime::LastDecision;
 
-use crate::args::{Out, Plain};
+use crate::args::{self, In, Out, Plain};
+use crate::config;
 use crate::handle::CommPtr;
 
 /// Magic number of `hawserDecision_t`.
@@ -86,6 +88,15 @@ hawser_api! {
         }
         let first = FirstAnswer::new(&answer, last.map(|last| last.route));
         decision.cast::<FirstAnswer>().set_prefix("decision", &first, given.size)
+    }
+}
+
+hawser_api! {
+    /// Gives the operations that are called on a communicator from now on a class.
+    fn hawserCommSetClass(comm: CommPtr, operations: In<c_char>) {
+        let handle = comm.ready()?;
+        let text = operations.text().ok_or_else(|| args::null("operations"))?;
+        handle.name(handle.comm.set_class(config::class("operations", &text)?))
     }
 }
 

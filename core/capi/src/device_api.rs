@@ -1,18 +1,19 @@
-//! The device API: not offered, but for teams and addresses (`teams`) and what resources need
-//! (`requirements`). Its structs are compiled into users' kernels, so half an answer would be worse than
-//! none; `ncclCommQueryProperties` says `deviceApiSupport = false`, and callers go by that.
+//! The parts of the device API that a communicator offers, and those that there are none of: counted
+//! transfers. Load-store teams are offered (`dev_comm`, `teams`, `requirements`) where ranks share memory by
+//! VMM.
 
 use std::ffi::{c_int, c_void};
 
 use hawser_runtime::Error;
 
 use crate::args::Out;
+use crate::dev_comm;
 use crate::handle::CommPtr;
 use crate::teams::{self, NO_TEAM};
 use crate::types::{API_MAGIC, CommProperties, Team};
 
 nccl_api! {
-    /// What the communicator can do; writes no more than the caller's struct holds.
+    /// The abilities of the communicator; writes no more than the caller's struct holds.
     fn ncclCommQueryProperties / pncclCommQueryProperties(comm: CommPtr, props: Out<CommProperties>) {
         let handle = comm.ready()?;
         let given = props.input().read_versioned("props", NOTHING, API_MAGIC);
@@ -23,20 +24,11 @@ nccl_api! {
             rank: rank.cast_signed(), ranks: ranks.cast_signed(), cuda_device: device.cast_signed(),
             nvml_device: handle.comm.nvml_device()?.cast_signed(), comm_hash: handle.comm.hash()?,
             host_rma_support: 1,
-            lsa_teams: (ranks / handle.comm.load_store_ranks()?).cast_signed(), ..NOTHING
+            device_api_support: handle.comm.kernels_cannot_have_windows()?.is_none().into(),
+            device_comm_size: dev_comm::own_bytes(),
+            lsa_teams: (ranks / handle.comm.load_store_team()?.ranks).cast_signed(), ..NOTHING
         };
         props.set_prefix("props", &known, given.size)
-    }
-
-    /// A communicator for kernels.
-    fn ncclDevCommCreate / pncclDevCommCreate(comm: CommPtr, _reqs: *const c_void,
-        _outDevComm: *const c_void) {
-        comm.ready().and_then(|_| Err(Missing::DevComm.refusal()))
-    }
-
-    /// Frees a communicator for kernels.
-    fn ncclDevCommDestroy / pncclDevCommDestroy(comm: CommPtr, _devComm: *const c_void) {
-        comm.ready().and_then(|_| Err(Missing::DevComm.refusal()))
     }
 
     /// Ranks reached by counted transfers, as a team.
@@ -72,7 +64,7 @@ nccl_api! {
     }
 }
 
-/// Nothing is supported: no device API, no multicast, no network from kernels.
+/// Nothing is supported: no multicast, no network from kernels.
 const NOTHING: CommProperties = CommProperties {
     size: 0,
     magic: 0,
@@ -104,8 +96,6 @@ fn uninitialised(error: Error) -> Error {
 
 /// The parts of the device API that functions here would need.
 enum Missing {
-    /// Communicators for kernels.
-    DevComm,
     /// Counted transfers.
     Counted,
     /// Logical endpoints of windows.
@@ -116,12 +106,6 @@ impl Missing {
     /// The answer of a function that needs the part: what is missing, and what to use instead.
     fn refusal(&self) -> Error {
         let (what, instead) = match self {
-            Self::DevComm => (
-                "there are no communicators for kernels: NCCL compiles their layout into programs, and \
-                 Hawser does not build it (ncclCommQueryProperties says deviceApiSupport = false)",
-                "call collectives from the host, or let kernels load and store peers' windows at the \
-                 addresses of ncclGetLsaDevicePointer and ncclGetPeerDevicePointer",
-            ),
             Self::Counted => (
                 "there are no counted transfers (ncclCommQueryProperties says cftSupport = false and \
                  cftMulticastSupport = false)",

@@ -192,7 +192,7 @@ impl CommPtr {
 }
 
 impl Handle {
-    /// What a call on this communicator returns: success, or the state of a non-blocking one; in a group the
+    /// The result of a call on this communicator: success, or the state of a non-blocking one; in a group the
     /// group's end tells what is in progress.
     pub fn progress(self: &Arc<Self>) -> Result<()> {
         if self.blocking {

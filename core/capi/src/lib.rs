@@ -30,11 +30,13 @@
 //! | `init`, `comm`, `elastic` | communicators: make, split, end, ask; revoke, shrink, grow |
 //! | `coll`, `p2p`, `rma`, `redop` | work on a stream, groups, one-sided transfers, reductions of the user |
 //! | `vector`, `decision` | functions of our own (`hawser.h`): parts of different lengths; what ran and why |
+//! | `partitioned` | functions of our own: collectives whose buffers are filled and used in parts |
 //! | `mem`, `info` | buffers and windows; version and errors |
 //! | `param` | settings by name |
 //! | `teams`, `requirements` | teams of ranks, addresses of windows, needs of the device API |
 //! | `encryption` | the pre-shared key |
-//! | `device_api` | names that exist, and what they answer for now |
+//! | `dev_comm` | communicators for kernels, by the version of the program |
+//! | `device_api` | what a communicator can do; counted transfers, which there are none of |
 
 #[macro_use]
 mod macros;
@@ -44,6 +46,7 @@ mod coll;
 mod comm;
 mod config;
 mod decision;
+mod dev_comm;
 mod device_api;
 mod elastic;
 mod encryption;
@@ -53,6 +56,7 @@ mod init;
 mod mem;
 mod p2p;
 mod param;
+mod partitioned;
 mod redop;
 mod requirements;
 mod rma;

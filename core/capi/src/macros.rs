@@ -1,11 +1,11 @@
-//! How an exported function is declared, and the guard between it and C.
+//! The form in which exported functions are declared, and the guard between it and C.
 
 use std::any::Any;
 use std::ffi::c_int;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use hawser_base::env;
 use hawser_base::log::{self, Subsys, set_last_error};
+use hawser_base::{env, nvtx};
 use hawser_runtime::{Error, ErrorKind, Result};
 
 use crate::types::result;
@@ -143,7 +143,12 @@ pub fn arguments(args: &[(&str, &dyn std::fmt::Debug)]) -> String {
 }
 
 fn caught<T>(api: &'static str, body: impl FnOnce() -> Result<T>) -> Result<T> {
-    match catch_unwind(AssertUnwindSafe(body)) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        nvtx::begin(api);
+        body()
+    }));
+    nvtx::end();
+    match outcome {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(kept(api, error)),
         Err(panic) => Err(kept(api, bug(&*panic))),

@@ -1,18 +1,21 @@
 //! Memory, registered buffers and windows.
 //!
 //! Registration is accepted and remembered; at this API level a registered buffer is used like any
-//! other. A window is opaque to kernels too: the device API is not offered. Symmetric windows, which all
-//! ranks make alike, are what rules with `registered` ask for.
+//! other. Symmetric windows, which all ranks make alike, are what rules with `registered` ask for. Where
+//! their memory allows it, their handle is the address of the struct that kernels follow
+//! (`hawser_runtime::lsa`);
+//! all other handles are numbers that only the host understands.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hawser_runtime::rma::Window;
 use hawser_runtime::{Error, Result, mem_alloc, mem_free};
 
 use crate::args::{self, Out};
 use crate::handle::{CommPtr, Handle};
+use crate::p2p::grouped;
 
 /// All of NCCL's window flags: symmetric, strict ordering, GIN only, CFT counted.
 const WINDOW_FLAGS: c_int = 15;
@@ -53,15 +56,7 @@ nccl_api! {
     fn ncclCommWindowRegister / pncclCommWindowRegister(
         comm: CommPtr, buff: *const c_void, size: usize, win: Out<*const c_void>, winFlags: c_int,
     ) {
-        let live = comm.ready()?;
-        win.set("win", std::ptr::null())?;
-        check_flags(winFlags)?;
-        let is_symmetric = winFlags & SYMMETRIC != 0;
-        let made = live.name(live.windows.add(buff, size, is_symmetric))?;
-        expose(&live, made).inspect_err(|_| {
-            live.windows.remove(made);
-        })?;
-        win.set("win", made)
+        grouped(comm.ready().and_then(|live| register(&live, (buff, size), win, winFlags)))
     }
 
     /// Takes a window back; NULL is fine.
@@ -72,11 +67,8 @@ nccl_api! {
             let unknown = || live.name(Err(no_registration("win", win, "ncclCommWindowRegister")));
             return if known { Ok(()) } else { unknown() };
         };
-        live.comm.hide(window.place);
-        if window.is_symmetric {
-            live.comm.remove_window(window.base, window.bytes);
-        }
-        Ok(())
+        conceal(&live, window);
+        live.comm.drop_window_for_kernels(window.handle).map(drop)
     }
 
     /// The address that a window was made from.
@@ -90,13 +82,56 @@ nccl_api! {
     }
 }
 
+/// Registers a window. One that kernels may use takes all ranks, so in a group its end does that.
+fn register(
+    live: &Arc<Handle>,
+    (buff, size): (*const c_void, usize),
+    win: Out<*const c_void>,
+    flags: c_int,
+) -> Result<()> {
+    win.set("win", std::ptr::null())?;
+    check_flags(flags)?;
+    let is_symmetric = flags & SYMMETRIC != 0;
+    let made = live.name(live.windows.add(buff, size, is_symmetric))?;
+    let window = live.windows.find(made).ok_or_else(vanished)?;
+    expose(live, window).inspect_err(|_| {
+        live.windows.remove(made);
+    })?;
+    if !is_symmetric || live.comm.kernels_cannot_have_windows()?.is_some() {
+        return win.set("win", made);
+    }
+    let owner = live.clone();
+    let outcome = live.comm.make_window_for_kernels((window.base, window.bytes), move |handle| {
+        let handle = handle.inspect_err(|_| {
+            owner.windows.remove(window.handle as *const c_void);
+            conceal(&owner, window);
+        });
+        let Some(handle) = owner.name(handle)? else {
+            return win.set("win", window.handle as *const c_void);
+        };
+        owner.windows.rename(window.handle, handle)?;
+        win.set("win", handle as *const c_void)
+    });
+    outcome.and_then(|()| live.progress())
+}
+
 /// Tells the communicator of a window that was registered.
-fn expose(handle: &Handle, window: *const c_void) -> Result<()> {
-    let Some(Registered { base, bytes, place, is_symmetric }) = handle.windows.find(window) else {
-        return Err(Error::internal("a window vanished while it was registered"));
-    };
+fn expose(handle: &Handle, window: Registered) -> Result<()> {
+    let Registered { base, bytes, place, is_symmetric, .. } = window;
     handle.comm.expose(place, Window { addr: base, bytes, is_symmetric })?;
     if is_symmetric { handle.comm.add_window(base, bytes) } else { Ok(()) }
+}
+
+/// Tells the communicator that a window is no more.
+fn conceal(handle: &Handle, window: Registered) {
+    handle.comm.hide(window.place);
+    if window.is_symmetric {
+        handle.comm.remove_window(window.base, window.bytes);
+    }
+}
+
+fn vanished() -> Error {
+    Error::internal("a window vanished while it was registered")
 }
 
 /// Registered buffers or windows of one communicator, with the handles that C has.
@@ -106,13 +141,15 @@ pub struct Registrations(Mutex<Table>);
 /// The registrations that are live, and the number of all that there were.
 #[derive(Default)]
 struct Table {
-    live: Vec<(u64, Registered)>,
+    live: Vec<Registered>,
     made: u64,
 }
 
 /// A registered buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Registered {
+    /// The handle that C has.
+    pub handle: u64,
     /// Its address.
     pub base: u64,
     /// Its length.
@@ -136,24 +173,32 @@ impl Registrations {
         let mut table = self.table();
         let place = table.made;
         table.made += 1;
-        table.live.push((handle, Registered { base, bytes: size as u64, place, is_symmetric }));
+        table.live.push(Registered { handle, base, bytes: size as u64, place, is_symmetric });
         Ok(handle as *const c_void)
     }
 
     fn remove(&self, handle: *const c_void) -> Option<Registered> {
         let live = &mut self.table().live;
-        let at = live.iter().position(|(of, _)| *of == handle as u64)?;
-        Some(live.swap_remove(at).1)
+        let at = live.iter().position(|window| window.handle == handle as u64)?;
+        Some(live.swap_remove(at))
+    }
+
+    /// Gives a registration another handle.
+    fn rename(&self, handle: u64, new: u64) -> Result<()> {
+        let live = &mut self.table().live;
+        let found = live.iter_mut().find(|window| window.handle == handle).ok_or_else(vanished)?;
+        found.handle = new;
+        Ok(())
     }
 
     /// The registration that a handle stands for.
     pub fn find(&self, handle: *const c_void) -> Option<Registered> {
-        self.table().live.iter().find(|(of, _)| *of == handle as u64).map(|(_, window)| *window)
+        self.table().live.iter().find(|window| window.handle == handle as u64).copied()
     }
 
     /// The registration that had so many before it, if it was not taken back.
     pub fn at(&self, place: u64) -> Option<Registered> {
-        self.table().live.iter().map(|(_, window)| *window).find(|window| window.place == place)
+        self.table().live.iter().find(|window| window.place == place).copied()
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

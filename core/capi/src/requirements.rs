@@ -1,4 +1,4 @@
-//! What resources of the device API need: sizes and counts, which a program adds up before it makes a
+//! The needs of resources of the device API: sizes and counts, which a program adds up before it makes a
 //! communicator for kernels.
 //!
 //! The figures are those of NVIDIA's library 2.32.3, found by calling it. Nothing is allocated here.
@@ -17,13 +17,13 @@ const LINE: u64 = 128;
 /// `ncclDevResourceRequirements_t`. Pointers lead into the handle, which a communicator would fill in.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[repr(C)]
-struct Requirement {
-    next: *const c_void,
-    buffer_bytes: usize,
-    buffer_alignment: usize,
-    out_buffer: *const c_void,
-    signals: c_int,
-    counters: c_int,
+pub struct Requirement {
+    pub next: *const c_void,
+    pub buffer_bytes: usize,
+    pub buffer_alignment: usize,
+    pub out_buffer: *const c_void,
+    pub signals: c_int,
+    pub counters: c_int,
     out_signals: *const c_void,
     out_counters: *const c_void,
 }
@@ -121,7 +121,8 @@ nccl_api! {
 }
 
 impl Requirement {
-    const NONE: Self = Self {
+    /// No need at all.
+    pub const NONE: Self = Self {
         next: std::ptr::null(),
         buffer_bytes: 0,
         buffer_alignment: 0,
@@ -131,6 +132,18 @@ impl Requirement {
         out_signals: std::ptr::null(),
         out_counters: std::ptr::null(),
     };
+
+    /// The fields that all versions have: the next one, a buffer, and where its handle goes.
+    pub fn of_least(bytes: [u8; 32]) -> Self {
+        let word = |at: usize| bytes[at..at + 8].try_into().map_or(0, usize::from_ne_bytes);
+        Self {
+            next: word(0) as *const c_void,
+            buffer_bytes: word(8),
+            buffer_alignment: word(16),
+            out_buffer: word(24) as *const c_void,
+            ..Self::NONE
+        }
+    }
 }
 
 /// Stores a handle with a number and the need for a buffer of so many bytes, aligned so.

@@ -1,8 +1,8 @@
 //! Teams of ranks, and the addresses of windows that a rank can use.
 //!
-//! Ranks load and store each other's windows if they are in one process whose devices reach each other's
-//! ordinary memory: all ranks are one load-store team then. Users' memory of other processes is not mapped,
-//! so else each rank is a load-store team of its own. A rail has one rank of each load-store team.
+//! The ranks of a host that share memory by VMM are a load-store team: symmetric windows in such memory are
+//! mapped by all of them, wherever they run. Without VMM it is all ranks if they are in one process whose
+//! devices reach each other's ordinary memory, else each rank alone. A rail has one rank of each team.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -52,10 +52,9 @@ nccl_api! {
         window: *const c_void, offset: usize, lsaRank: c_int, outPtr: Out<*const c_void>,
     ) {
         let (owner, window) = place(window, offset, outPtr)?;
-        let near = load_store(&owner)?;
-        let rank = args::rank("lsaRank", lsaRank, near.ranks.unsigned_abs())?;
-        let first = owner.comm.rank() - near.rank.unsigned_abs();
-        outPtr.set("outPtr", address(&owner, window, offset, first + rank)?)
+        let team = owner.comm.load_store_team()?;
+        let rank = args::rank("lsaRank", lsaRank, team.ranks)?;
+        outPtr.set("outPtr", address(&owner, window, offset, team.first + rank)?)
     }
 
     /// Address of rank `peer`'s window; NULL if this rank cannot load and store it.
@@ -64,7 +63,10 @@ nccl_api! {
     ) {
         let (owner, window) = place(window, offset, outPtr)?;
         let rank = args::rank("peer", peer, owner.comm.ranks())?;
-        let is_near = owner.comm.load_store_ranks()? > 1 || rank == owner.comm.rank();
+        let team = owner.comm.load_store_team()?;
+        let is_in_team = (team.first..team.first + team.ranks).contains(&rank);
+        let is_near = is_in_team && (owner.comm.window_address(window.handle, 0, 0)?.is_some()
+            || rank == owner.comm.rank() || here(&owner, rank)?.is_some());
         if is_near { outPtr.set("outPtr", address(&owner, window, offset, rank)?) } else { Ok(()) }
     }
 
@@ -110,22 +112,28 @@ fn place(window: *const c_void, offset: usize, out: Out<*const c_void>) -> Resul
     Ok((owner, found))
 }
 
-/// The address of a rank's part of a window.
+/// The address of a rank's part of a window: where kernels find it, else where its owner has it, in this
+/// process.
 fn address(owner: &Handle, window: Registered, offset: usize, rank: u32) -> Result<*const c_void> {
+    let team = owner.comm.load_store_team()?;
+    if let Some(addr) = owner.comm.window_address(window.handle, rank - team.first, offset as u64)? {
+        return Ok(addr as *const c_void);
+    }
     let part = if rank == owner.comm.rank() { window } else { part_of(owner, window, rank)? };
     Ok((part.base + offset as u64) as *const c_void)
 }
 
 /// Another rank's part of a window, which lies in this process.
 fn part_of(owner: &Handle, window: Registered, rank: u32) -> Result<Registered> {
-    let comm = owner.comm.hash()?;
-    let is_it =
-        |other: &Arc<Handle>| other.comm.rank() == rank && other.comm.hash().is_ok_and(|it| it == comm);
     let missing = || {
         Error::invalid_usage(format!("rank {rank} has not registered its part of the window"))
             .remedy("ask after ncclCommWindowRegister has returned on all ranks")
     };
-    let peer = handle::all().into_iter().find(is_it).ok_or_else(missing)?;
+    let not_mapped = || {
+        Error::invalid_usage(format!("the window of rank {rank}, in another process, is not mapped here"))
+            .remedy("register memory of ncclMemAlloc with NCCL_WIN_COLL_SYMMETRIC on all ranks")
+    };
+    let peer = here(owner, rank)?.ok_or_else(not_mapped)?;
     let part = peer.windows.at(window.place).ok_or_else(missing)?;
     if !peer.comm.is_reached(part.base, part.bytes)? {
         return Err(Error::invalid_usage(format!("rank {rank}'s buffer cannot be used by other GPUs"))
@@ -134,13 +142,27 @@ fn part_of(owner: &Handle, window: Registered, rank: u32) -> Result<Registered> 
     Ok(part)
 }
 
+/// Another rank of a communicator, if it is in this process.
+fn here(owner: &Handle, rank: u32) -> Result<Option<Arc<Handle>>> {
+    let comm = owner.comm.hash()?;
+    let is_it =
+        |other: &Arc<Handle>| other.comm.rank() == rank && other.comm.hash().is_ok_and(|it| it == comm);
+    Ok(handle::all().into_iter().find(is_it))
+}
+
 fn world(handle: &Handle) -> Team {
     Team { ranks: handle.comm.ranks().cast_signed(), rank: handle.comm.rank().cast_signed(), stride: 1 }
 }
 
 fn load_store(handle: &Handle) -> Result<Team> {
-    let ranks = handle.comm.load_store_ranks()?;
-    Ok(Team { ranks: ranks.cast_signed(), rank: (handle.comm.rank() % ranks).cast_signed(), stride: 1 })
+    let team = handle.comm.load_store_team()?;
+    let rank = handle.comm.rank() - team.first;
+    Ok(Team { ranks: team.ranks.cast_signed(), rank: rank.cast_signed(), stride: 1 })
+}
+
+/// The number of load-store teams.
+pub fn rails(handle: &Handle) -> Result<u32> {
+    Ok(handle.comm.ranks() / handle.comm.load_store_team()?.ranks)
 }
 
 /// The number that a rank of `team` has in `other`: both teams say where this rank stands.

@@ -6,6 +6,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fmt;
 
 use crate::args::Plain;
+use crate::requirements::Requirement;
 
 /// The number that `ncclGetVersion` gives: 10000 × major + 100 × minor + patch.
 pub const VERSION_CODE: c_int = 23203;
@@ -251,6 +252,50 @@ pub struct CommProperties {
     pub cft_counted_support: u8,
 }
 
+/// `ncclDevCommRequirements_t`. Until 2.28 it has no header.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct DevCommRequirements {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub resources: *const Requirement,
+    pub teams: *const TeamRequirement,
+    /// C `bool`s are bytes here, as in `CommProperties`.
+    pub lsa_multimem: u8,
+    pub barriers: c_int,
+    pub lsa_barriers: c_int,
+    pub rail_barriers: c_int,
+    pub lla2a_blocks: c_int,
+    pub lla2a_slots: c_int,
+    pub gin_force_enable: u8,
+    pub gin_contexts: c_int,
+    pub gin_signals: c_int,
+    pub gin_counters: c_int,
+    pub gin_connection_type: c_int,
+    pub gin_exclusive_contexts: u8,
+    pub gin_queue_depth: c_int,
+    pub gin_traffic_class: c_int,
+    pub world_barriers: c_int,
+    pub gin_strong_signals: u8,
+    pub gin_va_signals: u8,
+    pub gin_custom_stride: c_int,
+    pub gin_type: c_int,
+    pub use_runtime_version: u8,
+    pub cft_caps: c_int,
+    pub cft_barriers: c_int,
+}
+
+/// `ncclTeamRequirements_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct TeamRequirement {
+    pub next: *const Self,
+    pub team: Team,
+    pub multimem: u8,
+    pub out_multimem: *const c_void,
+}
+
 /// `ncclTeam_t`, passed and returned by value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -270,6 +315,8 @@ unsafe impl Plain for EncryptionConfig {}
 unsafe impl Plain for SimInfo {}
 // SAFETY: as above; the C `bool`s are declared as bytes.
 unsafe impl Plain for CommProperties {}
+// SAFETY: as above.
+unsafe impl Plain for DevCommRequirements {}
 
 // The layouts of 2.32.3's headers, measured with a C compiler.
 #[cfg(target_pointer_width = "64")]
@@ -291,5 +338,11 @@ const _: () = {
     assert!(size_of::<Team>() == 12);
     assert!(size_of::<CommProperties>() == 152 && offset_of!(CommProperties, gin_type) == 36);
     assert!(offset_of!(CommProperties, railed_gin_type) == 48 && offset_of!(CommProperties, comm_hash) == 56);
+    assert!(size_of::<DevCommRequirements>() == 120 && offset_of!(DevCommRequirements, lsa_barriers) == 40);
+    assert!(offset_of!(DevCommRequirements, gin_force_enable) == 56);
+    assert!(offset_of!(DevCommRequirements, gin_counters) == 68);
+    assert!(offset_of!(DevCommRequirements, gin_connection_type) == 72);
+    assert!(offset_of!(DevCommRequirements, gin_traffic_class) == 84);
+    assert!(size_of::<TeamRequirement>() == 32 && offset_of!(TeamRequirement, multimem) == 20);
     assert!(offset_of!(CommProperties, gin_support) == 72 && offset_of!(CommProperties, cft_support) == 144);
 };

@@ -1,11 +1,14 @@
 //! The shared object as loaders and C programs see it.
 
+mod built;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
+use built::{library, sources};
 use elf::ElfBytes;
 use elf::abi::{
     DF_1_NODELETE, DF_SYMBOLIC, DT_FLAGS, DT_FLAGS_1, DT_NEEDED, DT_SONAME, DT_SYMBOLIC, SHN_UNDEF,
@@ -26,7 +29,7 @@ fn exports_are_nccls_names_and_nothing_else() {
     }
     let listed = fs::read_to_string(sources().join("exports.txt")).unwrap();
     let listed: BTreeSet<String> = listed.lines().map(str::to_owned).collect();
-    assert_eq!(listed.len(), 199);
+    assert_eq!(listed.len(), 209);
     let missing: Vec<_> = listed.difference(&exported).collect();
     let foreign: Vec<_> = exported.difference(&listed).collect();
     assert!(missing.is_empty() && foreign.is_empty(), "missing: {missing:?}, foreign: {foreign:?}");
@@ -114,12 +117,46 @@ fn parts_of_different_lengths_and_what_ran() {
 }
 
 #[test]
+fn buffers_are_filled_and_used_in_partitions() {
+    let Some(place) = Place::new("partitioned") else { return };
+    let program = place.program("partitioned");
+    place.run(Command::new(program), "partitioned: ok");
+}
+
+#[test]
 fn a_tool_may_override_and_forward() {
     let Some(place) = Place::new("interpose") else { return };
     let tool = place.compile("interpose", "libtool.so", &["-shared", "-fPIC"]);
     let mut program = Command::new(place.program("interposed"));
     program.env("LD_PRELOAD", tool);
     place.run(program, "interposed: ok");
+}
+
+#[test]
+fn calls_are_ranges_where_a_tool_asks_for_them() {
+    let Some(place) = Place::new("ranges") else { return };
+    let program = place.program("allreduce");
+    place.compile("nvtx", "libnvToolsExt.so.1", &["-shared", "-fPIC"]);
+    let heard = place.folder.join("heard");
+    let run = |settings: &[(&str, &str)]| {
+        let mut ranks = Command::new(&program);
+        ranks.env("LD_LIBRARY_PATH", &place.folder).env("HEARD", &heard).env_remove("NVTX_INJECTION64_PATH");
+        place.run(ranks.envs(settings.iter().copied()), "allreduce: ok");
+    };
+    let tool = ("NVTX_INJECTION64_PATH", "/no/tool");
+    run(&[]);
+    run(&[tool, ("NCCL_NVTX_DISABLE", "1")]);
+    assert!(!heard.exists(), "ranges without a tool, or though they are off");
+    run(&[tool]);
+    let text = fs::read_to_string(&heard).unwrap();
+    let (begins, ends): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.starts_with("begin"));
+    for name in ["ncclCommInitRank", "ncclAllReduce", "ncclGroupStart", "ncclGroupEnd", "ncclCommDestroy"] {
+        assert!(begins.contains(&format!("begin NCCL {name} 0").as_str()), "{name}: {text}");
+    }
+    // No call is made within another one, and each range ends in its thread.
+    assert!(begins.iter().all(|line| line.ends_with(" 0")), "{text}");
+    assert!(ends.iter().all(|line| *line == "end NCCL - 0"), "{text}");
+    assert_eq!(begins.len(), ends.len());
 }
 
 #[test]
@@ -208,7 +245,8 @@ impl Place {
     }
 
     /// Runs a program on the host device and wants `line` from it.
-    fn run(&self, mut program: Command, line: &str) {
+    fn run(&self, mut program: impl std::borrow::BorrowMut<Command>, line: &str) {
+        let program = program.borrow_mut();
         let result = program.env("HAWSER_DEVICE", "host").output().unwrap();
         let (out, err) = (String::from_utf8_lossy(&result.stdout), String::from_utf8_lossy(&result.stderr));
         assert!(result.status.success() && out.contains(line), "{:?}\n{out}\n{err}", result.status);
@@ -219,18 +257,6 @@ impl Drop for Place {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.folder);
     }
-}
-
-/// The library that Cargo built together with this test: it lies beside the test's executable.
-fn library() -> PathBuf {
-    let folder = env::current_exe().unwrap().parent().unwrap().to_owned();
-    let library = folder.join("libnccl.so");
-    assert!(library.is_file(), "{} is missing: run cargo build -p hawser-capi", library.display());
-    library
-}
-
-fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/abi")
 }
 
 fn path(path: &Path) -> &str {

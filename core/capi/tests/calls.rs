@@ -1,4 +1,5 @@
-//! What works, from the caller's side: groups, reductions, windows, non-blocking and aborted communicators.
+//! Calls that work, from the caller's side: groups, reductions, windows, non-blocking and aborted
+//! communicators.
 
 mod support;
 

@@ -1,11 +1,15 @@
 //! Every function with wrong arguments: the answers of NVIDIA's library, which `tests/abi/misuse.py`
 //! recorded, and ours to the same calls.
 
+mod built;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::{env, fs};
+
+use built::{library, sources};
 
 /// Answers that say nothing about the arguments: `ncclUnhandledCudaError`, since there was no GPU, the
 /// death of the process, and what is no `ncclResult_t`.
@@ -57,7 +61,8 @@ fn parsed(text: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// What our library answers on the host device; None, with a line that says so, where there is no C compiler.
+/// The answers of our library on the host device; None, with a line that says so, where there is no C
+/// compiler.
 fn answers(calls: &[&str]) -> Option<Vec<(String, String)>> {
     let compiler = env::var("CC").unwrap_or_else(|_| "cc".into());
     let runner = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("misuse-{}", std::process::id()));
@@ -86,16 +91,4 @@ fn answers(calls: &[&str]) -> Option<Vec<(String, String)>> {
     fs::remove_file(&runner).unwrap();
     assert!(output.status.success());
     Some(parsed(&String::from_utf8(output.stdout).unwrap()))
-}
-
-/// The library that Cargo built together with this test: it lies beside the test's executable.
-fn library() -> PathBuf {
-    let folder = env::current_exe().unwrap().parent().unwrap().to_owned();
-    let library = folder.join("libnccl.so");
-    assert!(library.is_file(), "{} is missing: run cargo build -p hawser-capi", library.display());
-    library
-}
-
-fn sources() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/abi")
 }

@@ -67,6 +67,8 @@ fn what_cannot_be_selected_is_an_error_or_left_to_the_library() {
 
 const EXECUTOR: c_int = 1;
 const PROTOCOL: c_int = 2;
+const REPRODUCIBLE: c_int = 4;
+const CLASS: c_int = 5;
 
 /// An all-reduce with an option of ours behind one of another vendor, and with `RING` beside it.
 fn with_option(comms: &[Comm], option: c_int, value: Option<&CStr>, force: c_int) -> c_int {
@@ -83,7 +85,14 @@ fn with_option(comms: &[Comm], option: c_int, value: Option<&CStr>, force: c_int
 fn options_of_ours_narrow_the_selection() {
     let _turn = turn();
     let comms = several(2);
-    for (option, word) in [(EXECUTOR, c"host"), (EXECUTOR, c"Interpreter"), (PROTOCOL, c"simple")] {
+    let taken = [
+        (EXECUTOR, c"host"),
+        (EXECUTOR, c"Interpreter"),
+        (PROTOCOL, c"simple"),
+        (CLASS, c"urgent"),
+        (CLASS, c"BEST_EFFORT"),
+    ];
+    for (option, word) in taken {
         ok(with_option(&comms, option, Some(word), 1));
         assert_eq!(last_decision(comms[0]).0, "Ring", "{word:?}");
     }
@@ -91,6 +100,24 @@ fn options_of_ours_narrow_the_selection() {
     for (option, word) in [(EXECUTOR, c"fused"), (PROTOCOL, c"LL128")] {
         assert_eq!(with_option(&comms, option, Some(word), 1), INVALID_ARGUMENT, "{word:?}");
         ok(with_option(&comms, option, Some(word), 0));
+    }
+    end(comms);
+}
+
+/// Of four ranks a ring adds up in no declared order: the call that insists on it is told, others take what
+/// keeps the order.
+#[test]
+fn a_reproducible_call_takes_what_keeps_the_order() {
+    let _turn = turn();
+    let comms = several(4);
+    ok(with_option(&comms, REPRODUCIBLE, Some(c"0"), 1));
+    assert_eq!(last_decision(comms[0]).0, "Ring");
+    for (level, kept) in [(c"1", ["OneShot", "AllPairs"]), (c" 2 ", ["RecursiveDoubling", "Nested"])] {
+        assert_eq!(with_option(&comms, REPRODUCIBLE, Some(level), 1), INVALID_ARGUMENT);
+        assert!(last_error().contains("it combines in another order"), "{}", last_error());
+        ok(with_option(&comms, REPRODUCIBLE, Some(level), 0));
+        let (ran, _) = last_decision(comms[0]);
+        assert!(kept.contains(&ran.as_str()), "{ran}");
     }
     end(comms);
 }
@@ -104,6 +131,8 @@ fn options_of_ours_that_are_none_are_refused() {
         (EXECUTOR, Some(c"warp"), "no executor"),
         (PROTOCOL, Some(c"LL64"), "no protocol"),
         (EXECUTOR, None, "the text of option 1"),
+        (REPRODUCIBLE, Some(c"3"), "no level"),
+        (CLASS, Some(c"high"), "no class"),
         (9, Some(c"host"), "option 9"),
     ] {
         let value = value.map_or(null(), CStr::as_ptr);

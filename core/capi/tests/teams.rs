@@ -73,7 +73,7 @@ fn windows_have_the_addresses_of_all_ranks() {
     comms.into_iter().for_each(|comm| ok(ncclCommDestroy(comm)));
 }
 
-/// What a call stores: buffer bytes, alignment, signals, and the words of the handle.
+/// The values that a call stores: buffer bytes, alignment, signals, and the words of the handle.
 fn stored(call: impl Fn(Words, Words) -> c_int) -> (u32, u32, u32, [u32; 4]) {
     let (mut handle, mut req) = ([0xaaaa_aaaa; 4], [0u32; 14]);
     ok(call(handle.as_mut_ptr(), req.as_mut_ptr()));

@@ -1,13 +1,13 @@
 //! Devices: where buffers live and programs run.
 //!
 //! A device implements [`Device`], [`Streams`] and [`SharedMemory`]; what only some kinds can do
-//! ([`Kernels`], [`StreamWords`], [`Graphs`], [`Ipc`]) it has or has not, and nobody asks for its kind. The
-//! traits are object-safe and called per launch, never per chunk. The caller validates arguments; a device
-//! only reports what the hardware or the driver refused. Addresses are `u64` and opaque to everyone but the
-//! device.
+//! ([`Kernels`], [`StreamWords`], [`Graphs`], [`FlatMaps`], [`Ipc`]) it has or has not, and nobody asks for
+//! its kind. The traits are object-safe and called per launch, never per chunk. The caller validates
+//! arguments; a device only reports what the hardware or the driver refused. Addresses are `u64` and opaque
+//! to everyone but the device.
 
 use std::any::Any;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -101,6 +101,24 @@ pub struct Export {
     pub fd: Option<OwnedFd>,
 }
 
+/// A buffer of the user as the pieces of physical memory that it lies in, for [`FlatMaps`].
+pub struct Pieces {
+    /// Address at which the first piece begins; the buffer begins there or behind.
+    pub base: u64,
+    /// The lengths of the pieces, one behind the other, and descriptors of them.
+    pub pieces: Vec<(u64, OwnedFd)>,
+    /// The length of which all places of pieces are multiples.
+    pub granularity: u64,
+}
+
+/// The memory of one rank in a flat range.
+pub struct Row<'a> {
+    /// The place of its first piece, behind the begin of the row.
+    pub at: u64,
+    /// As [`Pieces::pieces`].
+    pub pieces: Vec<(u64, BorrowedFd<'a>)>,
+}
+
 /// Words that both the host and the device can reach (abort flag, report).
 pub struct HostWords {
     /// Host address, valid as long as `memory` lives.
@@ -188,7 +206,7 @@ pub trait Device: Streams + SharedMemory {
     /// Copies bytes from device memory and returns when they are here (tests, reports).
     fn download(&self, addr: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Whether an address can be used by kernels of this device (mapped memory on the host device).
+    /// True if an address can be used by kernels of this device (mapped memory on the host device).
     fn accepts(&self, addr: u64) -> Result<bool>;
 
     /// Its kernels. None: programs run on the CPU, by polling.
@@ -203,6 +221,11 @@ pub trait Device: Streams + SharedMemory {
 
     /// Its graphs.
     fn graphs(&self) -> Option<&dyn Graphs> {
+        None
+    }
+
+    /// The means by which ranks map the memory of programs side by side.
+    fn flat_maps(&self) -> Option<&dyn FlatMaps> {
         None
     }
 
@@ -227,6 +250,12 @@ pub trait Streams: Send + Sync {
 
     /// The identity of a stream, and the capture that it takes part in.
     fn stream_state(&self, stream: Stream) -> Result<StreamState>;
+
+    /// True if a stream has a priority above the default. False where the device does not tell.
+    fn is_urgent(&self, stream: Stream) -> bool {
+        let _ = stream;
+        false
+    }
 
     /// Everything put on `later` from now on runs after what is on `earlier` now. Nothing happens when
     /// the two are equal or belong to different captures.
@@ -327,7 +356,7 @@ pub trait Kernels: Send + Sync {
     /// process, and the other way round. False: they cannot.
     fn reach_all(&self, ids: &[&str]) -> Result<bool>;
 
-    /// Whether devices that were named to [`Kernels::reach_all`] can use `bytes` bytes at `addr`, which lie
+    /// True if devices that were named to [`Kernels::reach_all`] can use `bytes` bytes at `addr`, which lie
     /// on this device.
     fn is_reached(&self, addr: u64, bytes: u64) -> Result<bool>;
 }
@@ -404,6 +433,22 @@ pub trait Ipc: Send + Sync {
 
     /// Maps an allocation of a process of this host. `addr` is where its first byte is.
     fn open_exposed(&self, handle: &[u8; 64]) -> Result<Memory>;
+}
+
+/// Flat ranges of addresses, in which rows of one length hold the memory of one rank each.
+pub trait FlatMaps: Send + Sync {
+    /// The pieces of physical memory that a buffer lies in.
+    ///
+    /// # Errors
+    /// `InvalidUsage`: it is memory that others cannot map by a descriptor, or has too many pieces.
+    fn pieces(&self, addr: u64, bytes: u64) -> Result<Pieces>;
+
+    /// A new range of rows that are `stride` bytes long, with what is in them mapped for this device. What no
+    /// row holds must not be used.
+    ///
+    /// # Errors
+    /// No addresses are left, or the driver refused.
+    fn lay_out(&self, stride: u64, rows: &[Row<'_>]) -> Result<Memory>;
 }
 
 impl dyn Device + '_ {

@@ -34,13 +34,13 @@ use hawser_base::env;
 use hawser_base::error::{Error, Result};
 
 pub use device::{
-    Caps, Device, Event, Export, Exposed, FusedKernelLaunch, Graph, Graphs, HeapKind, HostWords, Ipc,
-    Kernels, MemoryOp, Moment, OwnedStream, RecordNode, SharedMemory, Stream, StreamState, StreamWords,
-    Streams,
+    Caps, Device, Event, Export, Exposed, FlatMaps, FusedKernelLaunch, Graph, Graphs, HeapKind, HostWords,
+    Ipc, Kernels, MemoryOp, Moment, OwnedStream, Pieces, RecordNode, Row, SharedMemory, Stream, StreamState,
+    StreamWords, Streams,
 };
 pub use memory::{Memory, size_text};
 
-/// Whether programs run on the CPU: no CUDA driver or GPU was found, or `HAWSER_DEVICE=host`.
+/// True if programs run on the CPU: no CUDA driver or GPU was found, or `HAWSER_DEVICE=host`.
 pub fn is_host() -> bool {
     static HOST: OnceLock<bool> = OnceLock::new();
     *HOST.get_or_init(|| match env::settings().device.as_str() {

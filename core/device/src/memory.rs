@@ -12,6 +12,13 @@ pub struct Memory {
     pub owner: Box<dyn Any + Send + Sync>,
 }
 
+impl Memory {
+    /// Takes the memory out and leaves none: it lives as long as the answer.
+    pub fn take(&mut self) -> Self {
+        std::mem::replace(self, Self { addr: 0, bytes: 0, owner: Box::new(()) })
+    }
+}
+
 /// `96 MiB`, for people.
 pub fn size_text(bytes: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];

@@ -1,4 +1,5 @@
-//! What every file must keep, seen step by step: numbering, peers, connections, bounds and dependencies.
+//! The rules that every file must keep, seen step by step: numbering, peers, connections, bounds and
+//! dependencies.
 
 use super::fault::{Class, ImportError, Result};
 use super::xml::{Algo, Block, Gpu, Kind, Step};

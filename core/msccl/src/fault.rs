@@ -71,7 +71,7 @@ impl Class {
     }
 }
 
-/// Why a file is refused: prints as `line:column: class: what is wrong`.
+/// The reason why a file is refused: prints as `line:column: class: what is wrong`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportError {
     /// The kind of the fault.

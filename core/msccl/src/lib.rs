@@ -198,6 +198,7 @@ fn refusal(algo: &Algo, translated: &Translated, fault: &Fault, how: &str) -> Im
         }
         Fault::DoubleCount { .. } => (Class::DoubleCount, algo.pos),
         Fault::FinishedTwice { at } => (Class::DoubleCount, place(at)),
+        Fault::OtherOrder { at, .. } => (Class::WrongResult, place(at)),
         Fault::WrongContribution { .. } | Fault::Missing { .. } | Fault::NotFinished { .. } => {
             (Class::WrongResult, algo.pos)
         }

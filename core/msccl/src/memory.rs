@@ -1,4 +1,5 @@
-//! What the chunks of a rank hold while a file is followed, and which buffer of a program each of them is.
+//! The values in the chunks of a rank while a file is followed, and the buffer of a program that each chunk
+//! is of.
 
 use std::rc::Rc;
 
@@ -119,7 +120,7 @@ impl Memory {
         &mut self.cells[index]
     }
 
-    /// What a chunk holds, and where a program reads it; None = nobody wrote it.
+    /// The value in a chunk, and the place where a program reads it; None = nobody wrote it.
     pub fn read(&mut self, buf: Buf, chunk: u32) -> Option<(Ref, Rc<Value>)> {
         let cell = self.cell(buf, chunk);
         let value = cell.value.clone()?;

@@ -77,7 +77,7 @@ fn fate(step: &Step, factor: u32) -> Option<Fate> {
     is_part.then(|| Fate::Part(Step { src, dst, ..step.clone() }, at == 0))
 }
 
-/// What a part of a group is known by: operation, operands, whether it completes the value.
+/// The name by which a part of a group is known: operation, operands, whether it completes the value.
 type Name = (Op, Option<Ref>, Option<Ref>, bool);
 
 fn coarse_rank(rank: &RankProgram, factor: u32) -> Option<RankProgram> {

@@ -1,5 +1,5 @@
-//! Whether everything that two blocks do to a chunk is ordered: by the order within blocks, by dependencies,
-//! by messages.
+//! The check that everything which two blocks do to a chunk is ordered: by the order within blocks, by
+//! dependencies, by messages.
 
 use std::collections::VecDeque;
 use std::rc::Rc;

@@ -27,7 +27,7 @@ const SOME: usize = 4;
 /// The most connections that are taken before those that are there are heard.
 const AT_ONCE: usize = 256;
 
-/// How long a listener rests when the process has no descriptors left.
+/// The time for which a listener rests when the process has no descriptors left.
 pub const REST: Duration = Duration::from_millis(20);
 
 /// A connection whose other end has not yet proved anything.
@@ -64,7 +64,7 @@ pub enum Step {
 /// The reason to drop a connection whose other end has another key.
 pub const WRONG_KEY: &str = "it does not know the secret (wrong proof)";
 
-/// Why a listener does not go on with a visitor after its greeting.
+/// The reason why a listener does not go on with a visitor after its greeting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unwanted {
     /// The code that the visitor is told, or `None` if it is told nothing.
@@ -244,13 +244,14 @@ pub fn check_user(fd: BorrowedFd<'_>, from: Caller) -> Result<(), String> {
     Err(format!("it is a process of user {peer}"))
 }
 
-/// How many visitors an [`Acceptor`] has at a time, and how much time they get.
+/// The number of visitors that an [`Acceptor`] has at a time, and the time that they get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Handshakes in progress at most; beyond it, and where the process has no place left
     /// ([`strangers`]), one gives way ([`first_to_go`]).
     pub pending: usize,
-    /// How long a handshake is safe from those that wait for its place; a part of it before its first byte.
+    /// The time for which a handshake is safe from those that wait for its place; a part of it before its
+    /// first byte.
     pub grace: Duration,
     /// The time that a handshake may take.
     pub patience: Duration,

@@ -18,13 +18,13 @@ pub struct Offer<'a> {
     pub protocol: Protocol,
     /// The key that both ends prove to know.
     pub key: &'a Key,
-    /// What the greeting adds; the listener sees it before anything is proved.
+    /// The bytes that the greeting adds; the listener sees it before anything is proved.
     pub greeting: &'a [u8],
     /// The bytes that the answer adds; the listener believes them.
     pub answer: &'a [u8],
 }
 
-/// Why a dial failed.
+/// The reason for the failure of a dial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// There is no connection, or no handshake, for a reason of the operating system's.
@@ -178,7 +178,7 @@ pub struct Retry {
     pub count: u32,
     /// The pause before try n+1 is n times this.
     pub sleep: Duration,
-    /// Whether a refused connection may succeed later, because the listener may not exist yet.
+    /// True if a refused connection may succeed later, because the listener may not exist yet.
     pub refused: bool,
     /// The advice for a user whose connection was refused.
     pub when_refused: &'static str,
@@ -235,8 +235,9 @@ pub fn connect<P: Patience>(
     }
 }
 
-/// How long a connection may be unanswered before another one is begun beside it, the first time. Where a
-/// listener's queue is full the kernel drops what comes, and asks again after 1, 3 and 7 seconds only.
+/// The time for which a connection may be unanswered before another one is begun beside it, the first time.
+/// Where a listener's queue is full the kernel drops what comes, and asks again after 1, 3 and 7 seconds
+/// only.
 const UNANSWERED: Duration = Duration::from_millis(50);
 
 /// The most connections that are begun beside each other.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-/// What every fallible function of this crate returns, unless it says otherwise.
+/// The result of every fallible function of this crate, unless it says otherwise.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// The kinds of errors, by who is at fault.
@@ -26,7 +26,7 @@ pub enum ErrorKind {
 pub struct Error {
     /// The kind of the error, which says who is at fault.
     pub kind: ErrorKind,
-    /// What failed, the system's reason with its errno, and what the user can do about it.
+    /// The failure, the system's reason with its errno, and the remedy.
     pub text: String,
     /// The system's error number, where it has one.
     pub errno: Option<i32>,

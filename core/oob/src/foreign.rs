@@ -1,4 +1,4 @@
-//! What other programs say that connect to a port by mistake, by their first bytes.
+//! Other programs that connect to a port by mistake, told by their first bytes.
 
 /// The protocol that bytes begin with, in words such as "an HTTP request"; `None` if it is none of those.
 pub fn protocol(bytes: &[u8]) -> Option<&'static str> {

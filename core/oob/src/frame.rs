@@ -17,7 +17,7 @@ pub const HEADER: usize = 16;
 /// The payload buffer of a frame grows by at most this much ahead of the bytes that really came.
 const READ_STEP: usize = 256 << 10;
 
-/// What a protocol's frames mean: an enumeration with one code per kind.
+/// The kinds of a protocol's frames: an enumeration with one code per kind.
 pub trait Kind: Copy + fmt::Debug {
     /// The code of this kind.
     fn code(self) -> u8;

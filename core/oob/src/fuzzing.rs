@@ -1,4 +1,4 @@
-//! What fuzz targets ask of handles, handshakes and seals, for every crate that uses them.
+//! The functions that fuzz targets call on handles, handshakes and seals, for every crate that uses them.
 
 use crate::handle::{ConnectInfo, HANDLE_BYTES, seal};
 use crate::handshake::{Connector, Key, Protocol, Responder};

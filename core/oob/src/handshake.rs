@@ -70,7 +70,7 @@ impl Protocol {
         PROOF + 1 + self.welcome
     }
 
-    /// Whether the first bytes of a greeting, however few, can be those of this protocol.
+    /// True if the first bytes of a greeting, however few, can be those of this protocol.
     pub fn may_begin_with(&self, bytes: &[u8]) -> bool {
         bytes.iter().zip(&self.magic).all(|(byte, magic)| byte == magic)
     }
@@ -120,7 +120,7 @@ impl Key {
     }
 }
 
-/// Why a connector has no connection.
+/// The reason why a connector has no connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The program that answers does not speak the protocol.
@@ -273,7 +273,7 @@ impl Responder {
         self.talk.clone().say(WELCOME, &[&[0], body].concat())
     }
 
-    /// What a connector is told whose answer was right but who is not wanted; `code` says why and is not 0.
+    /// The message to a connector whose answer was right but who is not wanted; `code` says why and is not 0.
     pub fn refuse(&self, code: u8) -> Vec<u8> {
         let mut body = vec![0; 1 + self.protocol.welcome];
         body[0] = code;

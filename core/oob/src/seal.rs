@@ -154,14 +154,14 @@ pub struct Records {
     out: Vec<u8>,
     sent: usize,
     covers: usize,
-    /// What was read; `unread` of it is not opened yet, `clear` is opened and not handed out.
+    /// The bytes that were read; `unread` of it is not opened yet, `clear` is opened and not handed out.
     raw: Vec<u8>,
     unread: Range<usize>,
     clear: Range<usize>,
     reads_ahead: bool,
     /// The socket had less than was asked for.
     is_dry: bool,
-    /// Why nothing more comes.
+    /// The reason why nothing more comes.
     end: Option<Errno>,
 }
 

@@ -36,7 +36,7 @@ impl fmt::Display for Address {
     }
 }
 
-/// When the kernel asks an idle connection's peer whether it is still there.
+/// The times at which the kernel asks an idle connection's peer whether it is still there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keepalive {
     /// The time that a connection is idle before the first question.
@@ -50,7 +50,7 @@ pub struct Keepalive {
 /// The options of a TCP socket. Small packets always leave at once, and dead hosts are always noticed.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// How dead hosts are noticed; `None` leaves the times to the kernel.
+    /// The times by which dead hosts are noticed; `None` leaves the times to the kernel.
     pub keepalive: Option<Keepalive>,
     /// Bytes of the kernel's receive buffer; `None` lets the kernel adapt it.
     pub receive_buffer: Option<usize>,
@@ -194,7 +194,7 @@ fn start_at(fd: &OwnedFd, origin: &Origin) -> Result<(), Errno> {
     Ok(())
 }
 
-/// How a connect ended, once the socket is writable; `false` if it has not ended.
+/// The end of a connect, once the socket is writable; `false` if it has not ended.
 ///
 /// # Errors
 /// Why there is no connection.
@@ -265,7 +265,7 @@ fn send_with(fd: BorrowedFd<'_>, bytes: &[u8], flags: SendFlags) -> Result<Moved
     }
 }
 
-/// Whether the other end has closed the connection, and all that it sent was read.
+/// True if the other end has closed the connection, and all that it sent was read.
 pub fn is_at_end(fd: BorrowedFd<'_>) -> bool {
     match net::recv(fd, &mut [0; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT) {
         Ok((count, _)) => count == 0,

@@ -21,7 +21,7 @@ pub const LINES: u32 = 10;
 pub const WINDOW: Duration = Duration::from_secs(10);
 /// The part of the limit of open files that strangers may take.
 const SHARE: u64 = 8;
-/// How long trouble counts as the reason for a wait that ends without success.
+/// The time for which trouble counts as the reason for a wait that ends without success.
 const RECENT: Duration = Duration::from_secs(5);
 
 static TAKEN: AtomicUsize = AtomicUsize::new(0);
@@ -86,7 +86,7 @@ impl Lines {
     }
 }
 
-/// Why this process could not accept connections, and when.
+/// The reason why this process could not accept connections, and the time.
 static TROUBLE: Mutex<Option<(Instant, String)>> = Mutex::new(None);
 static HAS_TROUBLE: AtomicBool = AtomicBool::new(false);
 
@@ -110,7 +110,7 @@ pub(crate) fn forget_trouble() {
     }
 }
 
-/// Why this process cannot accept connections, if that was so just now.
+/// The reason why this process cannot accept connections, if that was so just now.
 pub fn trouble() -> Option<String> {
     if !HAS_TROUBLE.load(Ordering::Acquire) {
         return None;

@@ -90,7 +90,7 @@ impl Stream {
         moved.map(|moved| if let Moved::Bytes(count) = moved { count } else { 0 })
     }
 
-    /// Whether the other end has closed the connection, and all that it sent was read.
+    /// True if the other end has closed the connection, and all that it sent was read.
     pub fn is_at_end(&self) -> bool {
         socket::is_at_end(self.as_fd())
     }

@@ -278,8 +278,8 @@ fn a_friend_comes_in_behind_a_crowd() {
     assert_eq!(outcome(&mut acceptor, &address, &offer(&key())), Ok(b"me!".to_vec()));
 }
 
-/// Who gives way: the silent before those that speak, then the address with the most, then the oldest; nobody
-/// within its grace.
+/// The order in which connections give way: the silent before those that speak, then the address with the
+/// most, then the oldest; nobody within its grace.
 #[test]
 fn a_crowd_of_one_address_gives_way_before_others() {
     let (listener, address) = listen();

@@ -4,7 +4,7 @@
 //! [`Until`] is a simple one.
 
 use crate::error::{Error, ErrorKind, Result};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ pub trait Patience {
     /// The deadline has passed, or somebody wants the wait to end.
     fn check(&self, describe: &dyn Fn() -> String) -> std::result::Result<(), Self::Error>;
 
-    /// How long one system call may block before [`Patience::check`] has to be asked again.
+    /// The time for which one system call may block before [`Patience::check`] has to be asked again.
     fn slice(&self) -> Duration;
 }
 
@@ -75,16 +75,29 @@ impl Patience for Until<'_> {
 /// # Errors
 /// `System` from poll(2).
 pub fn poll(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> Result<usize> {
-    let timeout = timeout.map(|limit| Timespec {
+    let timeout = timeout.map(|limit| libc::timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: limit.subsec_nanos().into(),
     });
-    match rustix::event::poll(fds, timeout.as_ref()) {
-        Ok(count) => Ok(count),
-        Err(Errno::INTR) => Ok(0),
-        Err(errno) => Err(Error::system("poll", errno)),
+    let timeout = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let array = fds.as_mut_ptr().cast::<libc::pollfd>();
+    // By the C library's function, which a program may replace (the twin's clock does), unlike rustix'.
+    // SAFETY: `PollFd` is what rustix passes to poll(2) itself, and the descriptors are borrowed by it.
+    let count = unsafe { libc::ppoll(array, fds.len() as libc::nfds_t, timeout, std::ptr::null()) };
+    if let Ok(count) = usize::try_from(count) {
+        return Ok(count);
+    }
+    match Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO) {
+        Errno::INTR => Ok(0),
+        errno => Err(Error::system("poll", errno)),
     }
 }
+
+/// A `PollFd` is the kernel's `struct pollfd`.
+const _: () = assert!(
+    size_of::<PollFd<'_>>() == size_of::<libc::pollfd>()
+        && align_of::<PollFd<'_>>() == align_of::<libc::pollfd>()
+);
 
 /// Blocks until `fd` is ready for `flags`, or has an error to report.
 ///

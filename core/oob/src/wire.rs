@@ -1,5 +1,5 @@
-//! How connections are protected after their handshake, and how a program asks a plugin in the same library
-//! for it.
+//! The protection of connections after their handshake, and the way in which a program asks a plugin in the
+//! same library for it.
 //!
 //! Plugin interfaces have no word for protection, and third parties' plugins need none. A program that wants
 //! it opens a plugin within [`offer`]; a plugin that can give it says so by [`take`]. A plugin that does not

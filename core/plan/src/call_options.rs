@@ -1,6 +1,6 @@
-//! What one call asks for, over the settings of its communicator (`ncclCollConfig_t`).
+//! The wishes of one call, over the settings of its communicator (`ncclCollConfig_t`).
 
-use hawser_types::{Algorithm, Collective, Executor, Handle, PlanError, Result, Route, Routes};
+use hawser_types::{Algorithm, Class, Collective, Executor, Handle, PlanError, Result, Route, Routes};
 
 use crate::config::{ALL_PROGRAMS, PlanConfig, algorithm_bit};
 
@@ -25,6 +25,10 @@ pub struct CallOptions {
     /// True if copy engines are to do what they can, which needs the communicator's staging; false if kernels
     /// are to do everything.
     pub copy_engines: Option<bool>,
+    /// The level of reproducible reductions ([`PlanConfig::reproducible`]), instead of the communicator's.
+    pub reproducible: Option<u8>,
+    /// The class of the call, instead of the communicator's. It decides when the call runs, not how.
+    pub class: Option<Class>,
 }
 
 /// Algorithms and routes that may run.
@@ -109,19 +113,20 @@ impl Selection {
 impl CallOptions {
     /// True if the call asks for nothing that decides how it runs.
     pub fn is_default(&self) -> bool {
-        let Self { selection, rule, program, min_ctas, max_ctas, copy_engines, .. } = self;
+        let Self { selection, rule, program, min_ctas, max_ctas, copy_engines, reproducible, .. } = self;
         let is_any = rule.is_some()
             || program.is_some()
             || min_ctas.is_some()
             || max_ctas.is_some()
-            || copy_engines.is_some();
+            || copy_engines.is_some()
+            || reproducible.is_some();
         selection.is_free() && !is_any
     }
 
     /// The part of the options that decides how the call runs.
     #[must_use]
     pub fn deciding(self) -> Self {
-        Self { tag: 0, ..self }
+        Self { tag: 0, class: None, ..self }
     }
 }
 
@@ -144,6 +149,7 @@ impl PlanConfig {
         }
         config.max_ctas = options.max_ctas.map_or(config.max_ctas, |most| most.clamp(1, config.max_ctas));
         config.min_ctas = options.min_ctas.unwrap_or(config.min_ctas).min(config.max_ctas);
+        config.reproducible = options.reproducible.unwrap_or(config.reproducible);
         let has_staging = self.pass_sm > 0 || self.copy_engines;
         match options.copy_engines {
             Some(true) if has_staging => config.pass_sm = config.pass_sm.max(1),
@@ -213,8 +219,9 @@ mod tests {
     }
 
     #[test]
-    fn a_tag_decides_nothing() {
-        let tagged = CallOptions { tag: 7, ..CallOptions::default() };
+    fn a_tag_and_a_class_decide_nothing() {
+        let class = Some(Class::Urgent);
+        let tagged = CallOptions { tag: 7, class, ..CallOptions::default() };
         assert!(tagged.is_default() && tagged.deciding() == CallOptions::default());
         assert!(!CallOptions { rule: Some(1), ..CallOptions::default() }.is_default());
     }
@@ -269,6 +276,9 @@ mod tests {
         assert_eq!(tree.of_call(Collective::AllReduce, &options).algorithms[at], Some(0));
         let wide = CallOptions { max_ctas: Some(64), ..CallOptions::default() };
         assert_eq!(base.of_call(Collective::AllReduce, &wide).max_ctas, 8);
+        let reproducible = CallOptions { reproducible: Some(2), ..CallOptions::default() };
+        assert!(!reproducible.is_default());
+        assert_eq!(base.of_call(Collective::AllReduce, &reproducible).reproducible, 2);
         let copied = CallOptions { copy_engines: Some(true), ..CallOptions::default() };
         assert_eq!(base.of_call(Collective::Broadcast, &copied).pass_sm, 0, "no staging");
         let staged = PlanConfig { copy_engines: true, ..base };

@@ -1,4 +1,4 @@
-//! Which program, protocol and how many instances a call gets, and why.
+//! The choice of a program, a protocol and a number of instances for a call, with the reasons.
 //!
 //! A pure function of call (without its addresses), topology and settings: equal inputs on all ranks
 //! give equal choices on all ranks. Callers may keep the choice per (collective, count, type, root).
@@ -11,6 +11,7 @@ use crate::executor::launch::device_op;
 use crate::executor::{self, EXECUTORS, Grid, Query};
 use crate::executor::{copy_engine, fused};
 use crate::imported;
+use crate::reproducible;
 use crate::topology::Topology;
 use hawser_kernels_abi::DeviceOp;
 use hawser_types::{Algorithm, Call, Collective, DeviceKind, PlanError, Result, Route};
@@ -146,9 +147,10 @@ pub fn decide(
 ) -> Result<Decision> {
     let ranks = topology.size();
     let bytes = call.total_bytes(ranks);
+    let order = reproducible::describe(call, ranks, config.reproducible);
     let advised = advice.and_then(|advice| Some((best_advised(&candidates, advice)?, advice)));
-    let Some(best) = advised.map(|(best, _)| best).or_else(|| taken(&candidates)) else {
-        return Err(PlanError::usage(nothing_left(call.collective, ranks, &candidates)));
+    let Some(best) = advised.map(|(best, _)| best).or_else(|| taken(&candidates, order.is_some())) else {
+        return Err(PlanError::usage(nothing_left(call.collective, ranks, &candidates, order)));
     };
     let Best { candidate, us, channels, .. } = best;
     let (algorithm, route) = (candidate.algorithm, candidate.route);
@@ -169,7 +171,7 @@ pub fn decide(
         faster(&candidates, best, advised.is_some()).unwrap_or_default()
     );
     let rule = advised.map(|(_, advice)| advice.source.clone());
-    let why = Why { collective: call.collective, bytes, ranks, candidates, decided, rule };
+    let why = Why { collective: call.collective, bytes, ranks, candidates, order, decided, rule };
     Ok(Decision { key, route, instances, channels: instances * channels, threads, predicted_us: us, why })
 }
 
@@ -211,10 +213,14 @@ fn outcome(query: &Query<'_>) -> Result<Outcome> {
     {
         return Ok(Outcome::Filtered(reason));
     }
+    if let Some(reason) = reproducible::refused(query) {
+        return Ok(Outcome::Filtered(reason));
+    }
     executor.estimate(query)
 }
 
-/// Why a candidate cannot be, whatever its executor says: ranks, hosts, `NCCL_ALGO` and `NCCL_PROTO`.
+/// The reason why a candidate cannot be, whatever its executor says: ranks, hosts, `NCCL_ALGO` and
+/// `NCCL_PROTO`.
 fn refused_by_settings(query: &Query<'_>) -> Option<String> {
     let Query { ref key, route, topology, config, .. } = *query;
     // Settings name no calls of custom programs, which name their program themselves.
@@ -261,8 +267,9 @@ struct Best<'a> {
     channels: u32,
 }
 
-/// Without advice: the cheapest that was measured, or that the user brought; else the cheapest.
-fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
+/// Without advice: the cheapest that was measured, or that the user brought; else the cheapest. Where an
+/// order is declared, few are left, and the measured ones are not the best for every size.
+fn taken(candidates: &[Candidate], is_ordered: bool) -> Option<Best<'_>> {
     let possible = || {
         candidates.iter().enumerate().filter_map(|(place, candidate)| match candidate.outcome {
             Outcome::Predicted { us, instances, channels }
@@ -273,7 +280,7 @@ fn taken(candidates: &[Candidate]) -> Option<Best<'_>> {
             _ => None,
         })
     };
-    least(possible().filter(|best| best.candidate.is_measured)).or_else(|| least(possible()))
+    least(possible().filter(|best| best.candidate.is_measured && !is_ordered)).or_else(|| least(possible()))
 }
 
 /// True for a program of the user's with another protocol than its author's, where it can have that one.
@@ -323,7 +330,7 @@ fn faster(candidates: &[Candidate], best: Best<'_>, is_advised: bool) -> Option<
     })
 }
 
-/// What the advice orders, else the fastest by it; it cannot bring back what is impossible.
+/// The candidate that the advice orders, else the fastest by it; it cannot bring back what is impossible.
 fn best_advised<'a>(candidates: &'a [Candidate], advice: &Advice) -> Option<Best<'a>> {
     let best = |candidate: &'a Candidate, by_tuner: Option<f32>| match candidate.outcome {
         Outcome::Predicted { us, instances, channels } => {
@@ -344,11 +351,21 @@ fn least<'a>(all: impl Iterator<Item = Best<'a>>) -> Option<Best<'a>> {
     })
 }
 
-fn nothing_left(collective: Collective, ranks: u32, candidates: &[Candidate]) -> String {
+fn nothing_left(
+    collective: Collective,
+    ranks: u32,
+    candidates: &[Candidate],
+    order: Option<String>,
+) -> String {
     let mut text = format!("no algorithm and protocol left for {} on {ranks} ranks:", collective.name());
     for candidate in candidates {
         text.push_str(&format!("\n  {candidate}"));
     }
-    text.push_str("\nloosen NCCL_ALGO or NCCL_PROTO");
+    match order {
+        None => text.push_str("\nloosen NCCL_ALGO or NCCL_PROTO"),
+        Some(order) => text.push_str(&format!(
+            "\nthe declared order is {order}\nloosen NCCL_ALGO or NCCL_PROTO, or HAWSER_REPRODUCIBLE"
+        )),
+    }
     text
 }

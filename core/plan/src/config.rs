@@ -22,8 +22,9 @@ pub struct PlanConfig {
     pub depth: u32,
     /// FIFOs (lanes) per peer: the most blocks of one collective that talk to one peer.
     pub lanes: u32,
-    /// Only programs whose reduction order is fixed (all of ours are).
-    pub deterministic: bool,
+    /// The level of `HAWSER_REPRODUCIBLE`: 0 = reductions combine in any order that is fixed for a call, 1 =
+    /// in one that depends on the number of ranks alone, 2 = along a tree that nests.
+    pub reproducible: u8,
     /// `NCCL_PASS_SM`: 1 prefers copy engines for what they can do, 2 insists on them.
     pub pass_sm: u8,
     /// Ranks have staging for copy engines though `pass_sm` is 0: rules may ask for them.
@@ -38,7 +39,7 @@ pub struct PlanConfig {
     pub message_bytes: u64,
     /// Bytes in front of each Simple slot, for what the network says about it (`HAWSER_CHECKSUM`).
     pub slot_lead: u32,
-    /// Whether parts of heaps are made when operations first need them, where that is possible
+    /// True if parts of heaps are made when operations first need them, where that is possible
     /// ([`crate::layout::HeapLayout::is_late`]).
     pub late_parts: bool,
 }
@@ -61,7 +62,7 @@ impl Default for PlanConfig {
             slot_bytes: [8 << 10, 15 << 10, 128 << 10],
             depth: 4,
             lanes: 24,
-            deterministic: false,
+            reproducible: 0,
             pass_sm: 0,
             copy_engines: false,
             staging_bytes: 0,
@@ -152,7 +153,7 @@ impl PlanConfig {
             digest.add(mask.unwrap_or(u64::MAX));
         }
         self.imports.iter().for_each(|program| digest.add(program.digest()));
-        for number in [self.min_ctas, self.max_ctas, self.depth, self.lanes, u32::from(self.deterministic)] {
+        for number in [self.min_ctas, self.max_ctas, self.depth, self.lanes, u32::from(self.reproducible)] {
             digest.add(u64::from(number));
         }
         self.slot_bytes.iter().for_each(|&bytes| digest.add(u64::from(bytes)));
@@ -343,6 +344,7 @@ mod tests {
             PlanConfig { reducing_ctas: 1, ..base.clone() },
             PlanConfig { slot_lead: 128, ..base.clone() },
             PlanConfig { late_parts: true, ..base.clone() },
+            PlanConfig { reproducible: 1, ..base.clone() },
             PlanConfig { algorithms: PlanConfig::parse_algo("ring").unwrap(), ..base.clone() },
             PlanConfig { routes: PlanConfig::parse_proto("ll").unwrap(), ..base.clone() },
         ];

@@ -1,4 +1,4 @@
-//! What is decided for a call: the candidates, the decision among them, and why.
+//! The decision for a call: the candidates, the decision among them, and why.
 
 use std::fmt;
 
@@ -7,8 +7,8 @@ use hawser_types::{Algorithm, Collective, Measured, Route};
 use crate::algo::{self, ProgramKey};
 use crate::topology::Topology;
 
-/// What was decided for a call: three words (algorithm, executor, protocol) and a number (channels), with
-/// what follows from them.
+/// The decision for a call: three words (algorithm, executor, protocol) and a number (channels), with what
+/// follows from them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
     /// The program, which the algorithm makes for the collective.
@@ -45,6 +45,8 @@ pub struct Why {
     pub ranks: u32,
     /// All candidates in the order in which they were looked at.
     pub candidates: Vec<Candidate>,
+    /// The order in which every element is combined, if one is declared.
+    pub order: Option<String>,
     /// The decision in words, and who made it.
     pub decided: String,
     /// The tuner and its rule, with file and line, if one decided.
@@ -60,7 +62,7 @@ pub struct Candidate {
     pub route: Route,
     /// The predicted time, or the reason why it is out.
     pub outcome: Outcome,
-    /// Why it is taken only if advice orders it, if so.
+    /// The reason why it is taken only if advice orders it, if so.
     pub held: Option<&'static str>,
     /// It has been measured on GPUs in a topology of this form, so that its price means something.
     pub is_measured: bool,
@@ -136,6 +138,9 @@ impl fmt::Display for Why {
         writeln!(f, "{} of {} bytes on {} ranks", self.collective.name(), self.bytes, self.ranks)?;
         for candidate in &self.candidates {
             writeln!(f, "  {candidate}")?;
+        }
+        if let Some(order) = &self.order {
+            writeln!(f, "  declared order, {order}")?;
         }
         write!(f, "  decided: {}", self.decided)
     }

@@ -142,8 +142,8 @@ pub fn fit(samples: &[Sample], topology: &Topology, config: &PlanConfig) -> Fit 
         let topology = Topology { constants: *constants, ..topology.clone() };
         samples.iter().map(|sample| sample.predicted_us(&topology, config)).collect()
     };
-    // What the protocol of an interpreter carries beside the data fixes its share; fused kernels wait
-    // besides.
+    // The share of the wire that an interpreter's protocol leaves to data is known, so it is not fitted. That
+    // of fused kernels is, since they wait as well.
     let is_free = |name: &str| {
         !name.starts_with("net.") && (!name.ends_with(".wire_share") || name.starts_with("fused."))
     };
@@ -184,8 +184,9 @@ struct Problem<'a> {
     base: &'a Constants,
     measured: &'a [f64],
     predict: &'a dyn Fn(&Constants) -> Vec<f64>,
-    /// Positions in [`Constants::values`].
+    /// The constants that may move, as positions in [`Constants::values`].
     free: Vec<usize>,
+    /// The values of all constants at the beginning, above 0.
     start: Vec<f64>,
 }
 

@@ -1,12 +1,14 @@
 //! Programs that users bring: reads them from MSCCL's XML files and from `.plan` files, and keeps those in
 //! use.
 
+use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 
 use hawser_msccl::MOST_SLOTS;
 pub use hawser_program::imported::{Imported, Traffic};
 pub use hawser_program::limits::check as fits_devices;
-use hawser_program::{limits, text, verify};
+use hawser_program::verify::{self, Declared};
+use hawser_program::{limits, text};
 pub use hawser_types::Handle;
 use hawser_types::{Call, Collective, PlanError, Protocol, Result};
 
@@ -116,7 +118,25 @@ pub fn is_plan(source: &str) -> bool {
         .is_some_and(|l| l.starts_with("hawser-plan"))
 }
 
-/// Why a program does not fit a call on `ranks` ranks, if so.
+/// A program by its number among those that are kept, and an order.
+type Compared = (usize, Declared);
+
+/// The findings about programs that were compared with a declared order.
+static COMPARED: RwLock<BTreeMap<Compared, Option<String>>> = RwLock::new(BTreeMap::new());
+
+/// The reason why a program does not combine in a declared order, if so: what the verifier finds, once per
+/// process.
+pub fn other_order(handle: Handle, declared: &Declared) -> Option<String> {
+    let compared = (handle.index(), *declared);
+    let known = COMPARED.read().unwrap_or_else(PoisonError::into_inner).get(&compared).cloned();
+    known.unwrap_or_else(|| {
+        let found = verify::keeps_order(&kept(handle).program, declared).err().map(|fault| fault.to_string());
+        COMPARED.write().unwrap_or_else(PoisonError::into_inner).insert(compared, found.clone());
+        found
+    })
+}
+
+/// The reason why a program does not fit a call on `ranks` ranks, if so.
 pub fn refuses(program: &Imported, call: &Call, ranks: u32, config: &PlanConfig) -> Option<String> {
     let shape = &program.program.shape;
     let (least, most) = program.bytes;

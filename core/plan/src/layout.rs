@@ -1,4 +1,4 @@
-//! Where FIFOs and counters lie in a rank's **heap**, the memory that its peers write into.
+//! The places of FIFOs and counters in a rank's **heap**, the memory that its peers write into.
 //!
 //! Rank `a` writes what it sends to `b` into `b`'s heap at `entry(lane, a)`; `b` returns credits
 //! into `a`'s heap at `entry(lane, b)`. A pure function of the agreed settings, so no offsets are exchanged.
@@ -61,7 +61,7 @@ pub struct HeapLayout {
     pub area: Option<Area>,
     /// Staging for copy engines behind that, if ranks have any.
     pub staging: Option<Staging>,
-    /// Whether most parts are made when an operation first needs them ([`HeapLayout::is_late`]).
+    /// True if most parts are made when an operation first needs them ([`HeapLayout::is_late`]).
     pub has_late_parts: bool,
 }
 
@@ -121,7 +121,7 @@ impl HeapLayout {
         self.offset(Part::Staging) + self.staging.map_or(0, |staging| staging.bytes())
     }
 
-    /// Whether a part is memory of its own, made when an operation first needs it. LL's words are not: the
+    /// True if a part is memory of its own, made when an operation first needs it. LL's words are not: the
     /// smallest part, and that of the operations that come first.
     pub fn is_late(&self, part: Part) -> bool {
         self.has_late_parts && matches!(part, Part::Fifos | Part::Lines | Part::Tiles)

@@ -10,8 +10,9 @@
 //!
 //! Modules import only what stands above them in this list: [`link_constants`], [`topology`] and [`config`]
 //! (what the planner knows), [`imported`] and [`algo`] (programs), [`decision`] (the words of a decision),
-//! [`executor`] (how programs run), [`cost`], [`choose`], [`fit`], [`p2p`] and [`vector`] (messages),
-//! [`layout`] (the memory that peers write into).
+//! `call_options` (the wishes of one call), [`executor`] (how programs run), [`reproducible`] (the order that
+//! a reduction declares), [`cost`], [`choose`], [`fit`], [`p2p`] and [`vector`] (messages), [`layout`] (the
+//! memory that peers write into).
 //!
 //! ```
 //! use hawser_plan::topology::{DeviceKind, Link, Topology};
@@ -49,6 +50,7 @@ pub mod imported;
 pub mod layout;
 pub mod link_constants;
 pub mod p2p;
+pub mod reproducible;
 pub mod topology;
 pub mod vector;
 
@@ -57,7 +59,7 @@ pub use config::PlanConfig;
 pub use decision::{Decision, Why};
 pub use hawser_program::Program;
 pub use hawser_types::{
-    Algorithm, Call, Collective, DataType, Executor, Measured, PlanError, PlanErrorKind, Protocol, ReduceOp,
-    Result, Route, Routes, Scalar,
+    Algorithm, Call, Class, Collective, DataType, Executor, Measured, PlanError, PlanErrorKind, Protocol,
+    ReduceOp, Result, Route, Routes, Scalar,
 };
 pub use topology::Topology;

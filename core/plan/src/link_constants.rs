@@ -36,8 +36,8 @@ pub struct Constants {
     pub net_hop_us: f64,
     /// The same for each further tile, µs.
     pub net_round_us: f64,
-    /// What one more message to or from another host costs a rank that has several of them at a time, µs of
-    /// its proxy.
+    /// The cost of one more message to or from another host for a rank that has several of them at a time, µs
+    /// of its proxy.
     pub net_message_us: f64,
     /// The numbers of each route, in the order of [`Route::ALL`].
     pub paths: [Path; Route::ALL.len()],

@@ -1,17 +1,22 @@
 //! Batches of point-to-point messages: which launches, blocks and lanes carry them.
 //!
 //! # Why no batch can deadlock
-//! Every message has a key: pass, protocol, round. The pass is its number among the messages between
-//! the same two ranks in the same direction; the protocol is a function of its size and of settings
-//! equal on all ranks; the round is `(receiver - sender) mod ranks`. So both ends give a message the
-//! same key, if they group alike. On every rank, launches take the messages in
-//! ascending order of keys and run one after the other, and the messages of one key (at most one
-//! sent and one received) are never parted. Take the smallest key with an unfinished message: on
-//! every rank all launches before the one that holds this key hold smaller keys only, so they end,
-//! and the launch runs with all its blocks side by side. Both ends of the message run: it ends.
-//! The pass comes first, so that messages of two ranks keep their order also where one end groups
-//! what the other sends one by one. (There, a launch of several peers' messages may wait for one of
-//! them longer than each alone would have to.)
+//! Every message has a key of three numbers, which both ends compute alike if they group alike:
+//!
+//! 1. the *pass*: its number among the messages between the same two ranks in the same direction;
+//! 2. the *protocol*: a function of its size and of settings that are equal on all ranks;
+//! 3. the *round*: `(receiver - sender) mod ranks`.
+//!
+//! On every rank, launches take the messages in ascending order of keys and run one after the other. The
+//! messages of one key (at most one sent and one received) are always in one launch.
+//!
+//! Take the smallest key with an unfinished message. On every rank, all launches before the one that holds
+//! this key hold smaller keys only, so they end. Then that launch runs, with all its blocks side by side. So
+//! both ends of the message run, and it ends.
+//!
+//! The pass comes first in the key, so that messages of two ranks keep their order also where one end groups
+//! what the other sends one by one. (There, a launch of several peers' messages may wait for one of them
+//! longer than each alone would have to.)
 //!
 //! # Lanes
 //! A launch never holds two messages of the same direction and peer, so no two blocks share a FIFO
@@ -89,8 +94,8 @@ fn by_copy_engines(topology: &Topology, config: &PlanConfig) -> bool {
 }
 
 /// The protocol of a message: equal at both ends because sizes and settings are. Over NVLink a block of LL
-/// moves what little it has in less time than the other protocols take to begin, up to 16 KiB (2 H200: 128
-/// KiB in 12 blocks 5.5 µs, LL128 7.0).
+/// moves up to 16 KiB in less time than the other protocols take to begin (2 H200: 128 KiB in 12 blocks take
+/// 5.5 µs, with LL128 7.0).
 pub fn route(bytes: u64, is_far: bool, topology: &Topology, config: &PlanConfig) -> Route {
     const SMALL: u64 = 16 << 10;
     if by_copy_engines(topology, config) {
@@ -153,18 +158,26 @@ fn most_blocks(topology: &Topology, config: &PlanConfig) -> u32 {
 /// The order of messages, the first field first; equal at both ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
+    /// Its number among the messages between the same ranks in the same direction.
     pass: u32,
+    /// The executor and the protocol.
     route: Route,
+    /// Receiver minus sender, modulo the number of ranks.
     round: u32,
 }
 
 /// A piece of work: a message, or a copy between two messages to oneself.
 #[derive(Debug, Clone, Copy)]
 struct Part {
+    /// The other rank; this one for a copy.
     peer: u32,
+    /// True for a message to the peer.
     send: bool,
+    /// True for a message from the peer.
     recv: bool,
+    /// Addresses of input, output and scratch, as [`Work::base`] has them.
     base: [u64; 3],
+    /// Length in bytes.
     bytes: u64,
 }
 
@@ -174,6 +187,7 @@ impl Part {
         Self { peer: message.peer, send: message.send, recv: !message.send, base, bytes: message.bytes }
     }
 
+    /// The step that does it: a copy, a send, or a receive.
     fn step(&self) -> Step {
         let (src_buf, dst_buf) = (Buf::Input as u8, Buf::Output as u8);
         let mut step = Step { after_channel: NO_DEP, times: 1, src_buf, dst_buf, ..Step::default() };
@@ -266,12 +280,12 @@ struct Launches<'a> {
     rank: u32,
     topology: &'a Topology,
     list: Vec<LaunchPlan>,
-    /// Works and (peer, send) pairs of the last launch.
+    /// The peer and the direction (true: to it) of each work of the last launch.
     used: Vec<(u32, bool)>,
 }
 
 impl Launches<'_> {
-    /// Adds parts that must not be parted.
+    /// Adds parts that have to be in one launch.
     fn add(&mut self, route: Route, parts: &[Part]) -> Result<()> {
         let mut cuts = Vec::new();
         for part in parts {
@@ -307,6 +321,7 @@ impl Launches<'_> {
             launch.args.inline_steps[usize::from(index)] = part.step();
             launch.args.n_inline = index + 1;
             self.used.push((part.peer, part.send));
+            // Messages to a lower rank, at both ends: see "Lanes".
             let downward = if part.send { part.peer < self.rank } else { part.peer > self.rank };
             let shares_lanes = route == Route::COPY_ENGINE;
             let first_lane = match downward {
@@ -346,6 +361,7 @@ impl Launches<'_> {
         self.used.contains(&(part.peer, part.send))
     }
 
+    /// A launch without works.
     fn empty(&self, route: Route) -> LaunchPlan {
         let kernel = KernelKey::new(DeviceOp::Copy, DataType::Uint8, route);
         let threads = crate::cost::threads(self.topology.device, route);

@@ -24,11 +24,14 @@ pub struct Topology {
     pub device: DeviceKind,
     /// The slowest link between two ranks of one host.
     pub link: Link,
-    /// Megabits per second of a host's network, the slowest host's; 0 = not known.
+    /// Megabits per second of a host's network: of all NICs that its ranks use, the slowest host's; 0 = not
+    /// known.
     pub net_mbps: u32,
-    /// What the network itself can reduce: bit `5 * type + operation`, with NCCL's numbers; 0 = nothing.
+    /// Megabits per second of the NICs that one rank uses, the slowest rank's; 0 = the host's.
+    pub rank_mbps: u32,
+    /// The reductions of the network itself: bit `5 * type + operation`, with NCCL's numbers; 0 = nothing.
     pub collnet: u64,
-    /// Whether all ranks are in one process and their devices reach each other's ordinary memory
+    /// True if all ranks are in one process and their devices reach each other's ordinary memory
     /// ([`crate::executor::fused::zero_copy`]).
     pub direct: bool,
     /// Hardware queues of a process on its device, the fewest that a rank has
@@ -45,7 +48,17 @@ impl Topology {
     /// A topology of these ranks, without a network, with the built-in constants.
     pub fn new(ranks: Vec<RankInfo>, device: DeviceKind, link: Link) -> Self {
         let constants = Constants::builtin(device, link);
-        Self { ranks, device, link, net_mbps: 0, collnet: 0, direct: false, queues: QUEUES, constants }
+        Self {
+            ranks,
+            device,
+            link,
+            net_mbps: 0,
+            rank_mbps: 0,
+            collnet: 0,
+            direct: false,
+            queues: QUEUES,
+            constants,
+        }
     }
 
     /// A topology of `ranks` ranks on one host, for tests, `hawser plan` and offline questions.
@@ -69,7 +82,7 @@ impl Topology {
         self.ranks.iter().map(|r| r.host + 1).max().unwrap_or(1)
     }
 
-    /// Whether two ranks are on different hosts: what passes between them goes through the network. So does
+    /// True if two ranks are on different hosts: what passes between them goes through the network. So does
     /// what passes between a rank and a network that reduces, "rank" [`Topology::size`].
     pub fn is_far(&self, a: u32, b: u32) -> bool {
         let host = |rank: u32| self.ranks.get(rank as usize).map(|r| r.host);
@@ -118,6 +131,7 @@ impl Topology {
         });
         digest.add(self.link as u64);
         digest.add(u64::from(self.net_mbps));
+        digest.add(u64::from(self.rank_mbps));
         digest.add(self.collnet);
         digest.add(u64::from(self.direct));
         self.constants.add_to(&mut digest);

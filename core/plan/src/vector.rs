@@ -1,8 +1,9 @@
 //! Collectives whose parts differ in length: which messages carry them. Only moves are possible, one message
 //! for each part.
 
+use crate::algo;
 use crate::p2p::Message;
-use hawser_types::{DataType, PlanError, Result};
+use hawser_types::{Call, Collective, DataType, PlanError, Result};
 
 /// Lengths and places of the parts of a buffer, one for each rank, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,6 +66,21 @@ pub enum Vector<'a> {
         /// The root.
         root: u32,
     },
+}
+
+/// A call of so many ranks as there are counts, each of them [`Call::count`], as messages; None where
+/// programs are offered for so many ([`algo::most_ranks`]).
+pub fn of_many_ranks<'a>(call: &Call, counts: &'a [u64]) -> Option<Vector<'a>> {
+    let Call { input, output, count, root, .. } = *call;
+    let parts = Parts { counts, displs: None };
+    let is_large = counts.len() > algo::most_ranks(call.collective) as usize;
+    match call.collective {
+        _ if !is_large => None,
+        Collective::AllToAll => Some(Vector::AllToAll { input, sends: parts, output, recvs: parts }),
+        Collective::Gather => Some(Vector::Gather { input, count, output, recvs: Some(parts), root }),
+        Collective::Scatter => Some(Vector::Scatter { input, sends: Some(parts), output, count, root }),
+        _ => None,
+    }
 }
 
 impl Vector<'_> {

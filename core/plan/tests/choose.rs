@@ -1,5 +1,7 @@
 //! The chooser: what it picks, what it refuses, and that it explains itself.
 
+use std::collections::HashMap;
+
 use hawser_kernels_abi::MAX_BLOCKS;
 use hawser_msccl::{Window, to_xml};
 use hawser_plan::PlanErrorKind;
@@ -12,6 +14,7 @@ use hawser_plan::executor::interpreter::{bind, lower};
 use hawser_plan::executor::launch::device_op;
 use hawser_plan::imported;
 use hawser_plan::topology::{DeviceKind, Link};
+use hawser_plan::vector;
 use hawser_plan::{
     Algorithm, Call, Collective, DataType, Decision, Measured, PlanConfig, ReduceOp, Route, Topology,
 };
@@ -75,11 +78,14 @@ fn every_choice_can_be_bound() {
 
 fn check_bound(call: &Call, topology: &Topology, config: &PlanConfig) {
     let ranks = topology.size();
-    let many_steps =
-        call.collective == Collective::AllToAll || call.collective.rooted() && !call.collective.reduces();
+    if ranks > algo::most_ranks(call.collective) {
+        return;
+    }
     let direct = algo::ProgramKey::new(call.collective, Algorithm::Direct, ranks, 0);
-    let is_short = || algo::channels(&direct).is_ok_and(|channels| channels > config.lanes);
-    if ranks > 100 && many_steps && call.collective != Collective::Broadcast && is_short() {
+    // Some hundred ranks have eight channels, too long for one block, that have peers in common.
+    let needs_lanes = || algo::channels(&direct).is_ok_and(|channels| channels > config.lanes);
+    if call.collective == Collective::AllToAll && ranks > 100 && needs_lanes() && !algo::shares_lanes(&direct)
+    {
         assert!(choose(call, topology, config).unwrap_err().text.contains("FIFO lanes"));
         return;
     }
@@ -177,6 +183,26 @@ fn what_is_passed_over_is_said() {
 }
 
 #[test]
+fn ranks_with_nics_of_their_own_send_side_by_side() {
+    let us = |algorithm: Algorithm, net_mbps: u32, rank_mbps: u32| {
+        let topology = Topology { net_mbps, rank_mbps, ..Topology::of_hosts(32, 8, GPU, Link::NvLink) };
+        let call = Call::of_bytes(Collective::AllReduce, 256 << 20, DataType::Float32, 0, 32);
+        let all = choose::candidates(&call, &topology, &PlanConfig::default()).unwrap();
+        let us = |c: &choose::Candidate| if c.algorithm == algorithm { c.us() } else { None };
+        all.iter().filter_map(us).fold(f32::MAX, f32::min)
+    };
+    let (shared, own) =
+        (|algorithm| us(algorithm, 25_000, 25_000), |algorithm| us(algorithm, 200_000, 25_000));
+    // Every rank of a host sends a part across.
+    let (one, eight) = (shared(Algorithm::Hierarchical), own(Algorithm::Hierarchical));
+    assert!(eight < one / 3.0 && eight > one / 8.0, "{one} µs by one NIC, {eight} µs by eight");
+    // A ring leaves a host by one rank, whose NIC is not faster for that.
+    assert_eq!(shared(Algorithm::Ring), own(Algorithm::Ring));
+    // What is not known of ranks is taken for the host's.
+    assert_eq!(us(Algorithm::Hierarchical, 25_000, 0), shared(Algorithm::Hierarchical));
+}
+
+#[test]
 fn one_rank_copies_whatever_the_settings() {
     let algorithms = PlanConfig::parse_algo("Tree").unwrap();
     let config =
@@ -243,7 +269,54 @@ fn large_worlds_are_planned_per_rank() {
                     assert!(lowered.steps.len() < usize::from(u16::MAX));
                 }
             }
-            assert!(planned > 0, "{collective:?} of {ranks} ranks");
+            let is_messages = ranks > algo::most_ranks(collective);
+            assert!(planned > 0 || is_messages, "{collective:?} of {ranks} ranks");
+            let counts = vec![3; ranks as usize];
+            let messages = vector::of_many_ranks(&call(collective, 3), &counts);
+            assert_eq!(messages.is_some(), is_messages && collective != Collective::SendRecv);
+        }
+    }
+}
+
+/// Blocks of an all-to-all share lanes where there are fewer: whatever the distance, both of its ends have it
+/// on the same lane, and no two blocks of a rank talk to the same peer there.
+#[test]
+fn large_exchanges_share_lanes() {
+    let config = PlanConfig { lanes: 8, ..PlanConfig::default() };
+    for ranks in [1024, 2048, algo::most_ranks(Collective::AllToAll)] {
+        let topology = Topology::of_hosts(ranks, 8, GPU, Link::NvLink);
+        for collective in [Collective::AllToAll, Collective::Gather, Collective::Scatter] {
+            let call = call(collective, 1);
+            let choice = choose(&call, &topology, &config).unwrap();
+            let shape = algo::shape(&choice.key).unwrap();
+            // By distance: the lane.
+            let mut lane_of: HashMap<u32, u8> = HashMap::new();
+            for rank in [0, 1, 777, ranks - 1] {
+                let program = algo::rank_program(&choice.key, rank).unwrap();
+                let lowered = lower(&shape, &program, device_op(&call)).unwrap();
+                let plan = bind(&lowered, &call, &choice, ranks, &config).unwrap();
+                // A block counts the slots of both ways to a peer on its lane.
+                let mut owners: HashMap<(u8, u16), u8> = HashMap::new();
+                for block in &plan.args.blocks[..usize::from(plan.args.n_blocks)] {
+                    assert!(u32::from(block.lane) < config.lanes);
+                    for step in &lowered.steps[block.first_step.into()..][..block.n_steps.into()] {
+                        let ends = [
+                            (&step.send[..step.n_send.into()], true),
+                            (&step.recv[..step.n_recv.into()], false),
+                        ];
+                        for (&peer, is_sent) in ends
+                            .iter()
+                            .flat_map(|(peers, sends)| peers.iter().map(move |peer| (peer, *sends)))
+                        {
+                            let owner = *owners.entry((block.lane, peer)).or_insert(block.channel);
+                            assert_eq!(owner, block.channel, "two blocks of rank {rank} talk to {peer}");
+                            let (from, to) = if is_sent { (rank, peer.into()) } else { (peer.into(), rank) };
+                            let lane = *lane_of.entry((to + ranks - from) % ranks).or_insert(block.lane);
+                            assert_eq!(lane, block.lane, "{collective:?}: rank {from} to {to} of {ranks}");
+                        }
+                    }
+                }
+            }
         }
     }
 }
@@ -313,6 +386,59 @@ fn advice_beats_the_cost_model_but_not_what_is_impossible() {
     let nothing = Advice { order, us: vec![None; candidates.len()], ..advice };
     let own = choose::decide(&call, &topology, &config, candidates, Some(&nothing)).unwrap();
     assert_eq!(own, choose(&call, &topology, &config).unwrap());
+}
+
+/// Candidates that do not keep a declared order are out, with the reason, whatever rules or settings say.
+#[test]
+fn declared_orders_leave_what_keeps_them() {
+    let hosts = Topology::single_host(8, GPU, Link::NvLink);
+    let at_level = |reproducible| PlanConfig { reproducible, ..PlanConfig::default() };
+    let float = call(Collective::AllReduce, 1 << 22);
+    for (level, kept) in [
+        (1, [Algorithm::OneShot, Algorithm::AllPairs]),
+        (2, [Algorithm::RecursiveDoubling, Algorithm::Nested]),
+    ] {
+        let decision = pick(float.collective, float.count, &hosts, &at_level(level));
+        let possible = decision.why.candidates.iter().filter(|candidate| candidate.us().is_some());
+        assert!(possible.clone().all(|candidate| kept.contains(&candidate.algorithm)), "{}", decision.why);
+        assert!(possible.count() > 1 && kept.contains(&decision.key.algorithm), "{}", decision.why);
+        let text = decision.why.to_string();
+        assert!(text.contains(&format!("declared order, level {level}: (")), "{text}");
+        assert!(
+            text.contains(&format!("reproducible, level {level}: it combines in another order")),
+            "{text}"
+        );
+        let rings = PlanConfig { algorithms: PlanConfig::parse_algo("ring").unwrap(), ..at_level(level) };
+        let error = choose(&float, &hosts, &rings).unwrap_err().into_text();
+        assert!(error.contains("HAWSER_REPRODUCIBLE"), "{error}");
+        // Integers have the same bits in any order.
+        assert!(choose(&Call { dtype: DataType::Int32, ..float }, &hosts, &rings).is_ok());
+    }
+}
+
+/// A program of a user's is compared with the order: it may run, or the step that leaves the tree is named.
+#[test]
+fn programs_of_users_are_proved_to_keep_the_order() {
+    let topology = Topology::single_host(4, GPU, Link::NvLink);
+    for (at, algorithm, refused) in [
+        (10, Algorithm::RecursiveDoubling, ["combines rank 2 with rank 3", ""]),
+        (11, Algorithm::Ring, ["combines rank 1 with rank 2", "combines rank 1 with rank 2"]),
+    ] {
+        let key = algo::ProgramKey::new(Collective::AllReduce, algorithm, 4, 0);
+        let window = Window { protocol: hawser_plan::Protocol::Simple, bytes: (0, u64::MAX) };
+        let xml = to_xml(&algo::program(&key).unwrap(), &window).unwrap();
+        let mine = imported::keep(imported::read(&xml).unwrap(), at);
+        for (level, part) in (1..).zip(refused) {
+            let config = PlanConfig { imports: vec![mine], reproducible: level, ..PlanConfig::default() };
+            let decision = pick(Collective::AllReduce, 4096, &topology, &config);
+            let own = &decision.why.candidates[0];
+            assert_eq!(own.us().is_some(), part.is_empty(), "{}", decision.why);
+            assert!(own.to_string().contains(part), "{own}");
+            let ints = call(Collective::AllReduce, 4096);
+            let ints = choose(&Call { dtype: DataType::Int64, ..ints }, &topology, &config).unwrap();
+            assert!(ints.why.candidates[0].us().is_some(), "{}", ints.why);
+        }
+    }
 }
 
 /// Programs of users compete by predicted cost where they fit; `Why` says what kept them out elsewhere.

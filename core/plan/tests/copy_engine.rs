@@ -204,7 +204,7 @@ fn reductions_and_worlds_without_staging_take_other_ways() {
     assert!(off.why.to_string().contains("NCCL_PASS_SM=1"));
 }
 
-/// What reduces beside copy engines keeps few multiprocessors, by every candidate and in what is launched.
+/// Reductions beside copy engines keep few multiprocessors, by every candidate and in what is launched.
 #[test]
 fn reductions_are_light() {
     for (collective, ctas) in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce]

@@ -2,12 +2,11 @@
 //! times.
 
 use hawser_plan::PlanErrorKind;
-use hawser_plan::Scalar;
 use hawser_plan::choose::choose;
 use hawser_plan::cost::Constants;
 use hawser_plan::fit::{Sample, fit, runs};
 use hawser_plan::topology::{DeviceKind, Link};
-use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, ReduceOp, Route, Topology};
+use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, Route, Topology};
 
 const GPU: DeviceKind = DeviceKind::Cuda { sm: 90 };
 const MACHINES: [(DeviceKind, Link); 4] =
@@ -15,17 +14,7 @@ const MACHINES: [(DeviceKind, Link); 4] =
 
 fn pick(collective: Collective, bytes: u64, topology: &Topology) -> Decision {
     let ranks = topology.size();
-    let blocks = u64::from(collective.input_blocks(ranks).max(collective.output_blocks(ranks)));
-    let call = Call {
-        collective,
-        count: bytes / 4 / blocks,
-        dtype: DataType::Float32,
-        op: ReduceOp::Sum,
-        scalar: Scalar::Immediate(0),
-        root: 0,
-        input: 16,
-        output: 16,
-    };
+    let call = Call::of_bytes(collective, bytes, DataType::Float32, 0, ranks);
     choose(&call, topology, &PlanConfig::default()).unwrap()
 }
 

@@ -39,7 +39,7 @@ fn large_programs_are_cut_off_and_say_so() {
     assert!(!svg.contains("class=\"stuck\""));
 }
 
-/// What many ranks do is shown as a matrix: a square for each pair that sends.
+/// The picture of many ranks is a matrix: a square for each pair that sends.
 #[test]
 fn many_ranks_are_a_matrix() {
     for (algorithm, ranks, squares) in

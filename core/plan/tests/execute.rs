@@ -1,13 +1,14 @@
 //! Every generator gives the right result through `lower` and `bind`, for counts that do and do not
 //! divide, on a plain machine that reads the device image as documented.
 
+mod decisions;
 mod files;
 mod machine;
 
+use decisions::decided;
 use hawser_msccl::{Window, to_xml};
 use hawser_plan::Scalar;
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::choose::{Decision, Why};
 use hawser_plan::executor::interpreter::{bind, lower};
 use hawser_plan::executor::launch::device_op;
 use hawser_plan::imported::{self, Handle};
@@ -157,23 +158,7 @@ impl Case {
             input,
             output,
         };
-        let why = Why {
-            collective: self.key.collective,
-            bytes: 0,
-            ranks: self.key.ranks,
-            candidates: Vec::new(),
-            decided: String::new(),
-            rule: None,
-        };
-        let choice = Decision {
-            key: self.key,
-            route: self.route,
-            instances: self.instances,
-            channels: self.instances,
-            threads: 1,
-            predicted_us: 0.0,
-            why,
-        };
+        let choice = decided(self.key, self.route, self.instances, 1);
         let program = algo::rank_program(&self.key, rank).unwrap();
         let lowered = lower(&algo::shape(&self.key).unwrap(), &program, device_op(&call)).unwrap();
         let plan = bind(&lowered, &call, &choice, self.key.ranks, &config(&self.key, self.lanes)).unwrap();
@@ -185,11 +170,9 @@ impl Case {
             plan.args.blocks[..usize::from(plan.args.n_blocks)].iter().map(|b| b.lane).collect();
         lanes.sort_unstable();
         lanes.dedup();
-        let shares = matches!(self.key.algorithm, Algorithm::Imported(_));
-        assert!(
-            shares || lanes.len() == usize::from(plan.args.n_blocks),
-            "every block has a lane of its own"
-        );
+        let blocks = usize::from(plan.args.n_blocks);
+        let shares = matches!(self.key.algorithm, Algorithm::Imported(_)) || blocks > self.lanes as usize;
+        assert!(shares || lanes.len() == blocks, "every block has a lane of its own");
         vec![Launch { plan, steps: lowered.steps }]
     }
 
@@ -263,6 +246,14 @@ results! {
     all_to_all: AllToAll;
     gather: Gather;
     scatter: Scatter;
+}
+
+/// An all-to-all of so many ranks has more blocks than there are lanes, so some share one.
+#[test]
+fn all_to_all_of_many_ranks_shares_lanes() {
+    let key = ProgramKey::new(Collective::AllToAll, Algorithm::Direct, 1024, 0);
+    let (dtype, op, route) = (DataType::Int64, ReduceOp::Sum, Route::SIMPLE);
+    Case { key, count: 1, dtype, op, route, instances: 1, in_place: false, lanes: 8 }.run();
 }
 
 #[test]

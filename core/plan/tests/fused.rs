@@ -1,11 +1,14 @@
 //! Exchanges of all ranks, played on numbers: what arrives must be what the collective means.
 
+mod decisions;
+
 use std::collections::BTreeMap;
 
+use decisions::decided;
 use hawser_kernels_abi::{COUNTER_BYTES, FAR_TOLD, FAR_WORDS};
 use hawser_plan::Scalar;
 use hawser_plan::algo::ProgramKey;
-use hawser_plan::choose::{Decision, Why, choose};
+use hawser_plan::choose::{Decision, choose};
 use hawser_plan::executor::copy_engine;
 use hawser_plan::executor::fused::zero_copy;
 use hawser_plan::executor::fused::{self, Area, FusedArgs, FusedPlan, OWN, REDUCE, SAME, SECOND};
@@ -21,9 +24,7 @@ const OUTPUT: u64 = 1 << 50;
 const RANK_BYTES: u64 = 1 << 30;
 
 fn choice(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, route: Route) -> Decision {
-    let why = Why { collective, bytes: 0, ranks, candidates: Vec::new(), decided: String::new(), rule: None };
-    let key = ProgramKey::new(collective, algorithm, ranks, root);
-    Decision { key, route, instances: 64, channels: 64, threads: 512, predicted_us: 0.0, why }
+    decided(ProgramKey::new(collective, algorithm, ranks, root), route, 64, 512)
 }
 
 fn call(collective: Collective, count: u64, root: u32, rank: u32, in_place: bool) -> Call {
@@ -460,6 +461,18 @@ fn large_calls_of_one_process_go_direct() {
 
 fn collective_blocks(collective: Collective, ranks: u32) -> u64 {
     collective.input_blocks(ranks).max(collective.output_blocks(ranks)).into()
+}
+
+#[test]
+fn the_reason_for_staging_is_that_of_the_call() {
+    let mut topology = Topology::single_host(4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+    let gather = |count| call(Collective::AllGather, count, 0, 0, false);
+    assert!(fused::why_staged(&gather(1 << 20), &topology).contains("ncclCommWindowRegister"));
+    topology.direct = true;
+    assert!(fused::why_staged(&gather(1 << 20), &topology).contains("costs less"));
+    assert!(fused::why_staged(&gather(1 << 10), &topology).contains("too small"));
+    let product = Call { op: ReduceOp::Prod, ..call(Collective::AllReduce, 1 << 20, 0, 0, false) };
+    assert!(fused::why_staged(&product, &topology).contains("no fused kernel"));
 }
 
 #[test]

@@ -2,10 +2,12 @@
 //! rank hold nothing that depends on each other; and what a kernel reads says the same as the arguments of
 //! each call alone.
 
+mod decisions;
+
+use decisions::decided;
 use hawser_kernels_abi::DeviceOp;
 use hawser_plan::Scalar;
 use hawser_plan::algo::ProgramKey;
-use hawser_plan::choose::{Decision, Why};
 use hawser_plan::executor::fused::batch::{
     self, BatchArgs, BatchOp, CUT, FusedBatch, Gathering, Member, NO_RANK, OPS, Place, SPREAD_DST, SPREAD_SRC,
 };
@@ -40,8 +42,8 @@ struct Common {
     route: Route,
 }
 
-/// What one rank knows of it: offsets of its buffers in a few kilobytes, so that many overlap; and its
-/// stream.
+/// The part of it that one rank knows: offsets of its buffers in a few kilobytes, so that many overlap; and
+/// its stream.
 #[derive(Debug, Clone, Copy)]
 struct Local {
     input: u64,
@@ -86,12 +88,8 @@ impl Common {
     fn plan(&self, ranks: u32, rank: u32, local: &Local, config: &PlanConfig) -> (Call, FusedPlan) {
         let call = self.call(ranks, rank, local);
         let (collective, algorithm) = PROGRAMS[self.program];
-        let why =
-            Why { collective, bytes: 0, ranks, candidates: Vec::new(), decided: String::new(), rule: None };
         let key = ProgramKey::new(collective, algorithm, ranks, call.root);
-        let route = self.route;
-        let choice =
-            Decision { key, route, instances: 64, channels: 64, threads: 512, predicted_us: 0.0, why };
+        let choice = decided(key, self.route, 64, 512);
         let mut plan = FusedPlan::new(&call, &choice, rank, ranks, config);
         let areas: Vec<u64> = (1..=u64::from(ranks)).map(|r| r << 32).collect();
         plan.connect(&areas, 7 << 20, 9 << 20);
@@ -145,8 +143,8 @@ fn comparable(mut args: FusedArgs) -> FusedArgs {
     args
 }
 
-/// What a rank makes of a group: for each batch of at least two calls their indices, places and threads, and
-/// its launches.
+/// The plan of a rank for a group: for each batch of at least two calls their indices, places and threads,
+/// and its launches.
 #[derive(Debug)]
 struct Planned {
     batches: Vec<(Vec<usize>, Vec<Place>, u32)>,

@@ -2,11 +2,13 @@
 //! which order values are combined, for every collective, 2 to 8 ranks, every root and odd sizes. (Copy
 //! engines need no such test: their commands are made from the program's steps.)
 
+mod decisions;
+
 use std::collections::BTreeSet;
 
+use decisions::decided;
 use hawser_plan::Scalar;
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::decision::{Decision, Why};
 use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::launch::PACK_BYTES;
 use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route};
@@ -105,16 +107,7 @@ fn compare(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, 
     let key = ProgramKey::new(collective, algorithm, ranks, root);
     let program = algo::program(&key).unwrap();
     let call = call(collective, count, dtype, root);
-    let why = Why { collective, bytes: 0, ranks, candidates: Vec::new(), decided: String::new(), rule: None };
-    let choice = Decision {
-        key,
-        route: Route::FUSED_LL,
-        instances: 8,
-        channels: 8,
-        threads: 256,
-        predicted_us: 0.0,
-        why,
-    };
+    let choice = decided(key, Route::FUSED_LL, 8, 256);
     let config = PlanConfig::default();
     let plan = |rank| FusedPlan::new(&call, &choice, rank, ranks, &config);
     let plans: Vec<FusedPlan> = (0..ranks).map(plan).collect();

@@ -2,7 +2,7 @@
 
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::{Algorithm, Collective};
-use hawser_program::verify::verify;
+use hawser_program::verify::{Declared, MOST_IN_RANK_ORDER, Order, keeps_order, verify};
 
 /// Slots per FIFO on every device.
 const DEPTH: u32 = 4;
@@ -60,6 +60,86 @@ proofs! {
     all_to_all: AllToAll;
     gather: Gather;
     scatter: Scatter;
+}
+
+/// The orders that programs are said to keep are those that they keep; for up to 16 ranks and every level
+/// some program keeps the order, whatever the type.
+/// Programs whose channels share lanes where there are few: proved with a single lane for all of them. An
+/// all-to-all has such channels from 1,018 ranks on, which is more than a proof takes: that no two of a rank
+/// have a peer in common is looked at there.
+#[test]
+fn channels_without_common_peers_share_a_lane() {
+    let shared = [Collective::Gather, Collective::Scatter];
+    for (ranks, collective) in (2..=64).flat_map(|ranks| shared.map(|c| (ranks, c))) {
+        let key = ProgramKey::new(collective, Algorithm::Direct, ranks, ranks - 1);
+        assert!(algo::shares_lanes(&key));
+        let mut program = algo::program(&key).unwrap();
+        for rank in &mut program.ranks {
+            rank.lanes = vec![0; rank.channels.len()];
+        }
+        let verdict = verify(&program, DEPTH, false).unwrap_or_else(|fault| panic!("{key:?}: {fault}"));
+        assert!(verdict.min_depth <= 2, "{key:?}: {verdict:?}");
+    }
+    let all_to_all = |ranks| ProgramKey::new(Collective::AllToAll, Algorithm::Direct, ranks, 0);
+    assert!(!algo::shares_lanes(&all_to_all(1017)));
+    for ranks in [1018, 1024, 2047, 2048, algo::most_ranks(Collective::AllToAll)] {
+        let key = all_to_all(ranks);
+        assert!(algo::shares_lanes(&key));
+        for rank in [0, 1, ranks / 2, ranks - 1] {
+            let channels = algo::rank_program(&key, rank).unwrap().channels;
+            let mut owners = vec![None; ranks as usize];
+            for (number, channel) in channels.iter().enumerate() {
+                for peer in channel.steps.iter().flat_map(|step| step.send.iter().chain(&step.recv)) {
+                    let owner = owners[*peer as usize].get_or_insert(number);
+                    assert_eq!(*owner, number, "two channels of rank {rank} of {ranks} talk to {peer}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn declared_orders_are_kept() {
+    let collectives = [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce];
+    for (ranks, collective) in (2..=64).flat_map(|ranks| collectives.map(|collective| (ranks, collective))) {
+        let roots = if collective.rooted() { vec![0, ranks - 1] } else { vec![0] };
+        for (root, is_narrow, order) in roots.iter().flat_map(|&root| {
+            [false, true]
+                .into_iter()
+                .flat_map(move |narrow| [Order::Ranks, Order::Nested].map(move |order| (root, narrow, order)))
+        }) {
+            let declared = Declared { order, ranks, is_narrow, commutes: false };
+            let mut keepers = 0;
+            for &algorithm in algo::algorithms(collective) {
+                let key = ProgramKey::new(collective, algorithm, ranks, root);
+                if ranks > algo::max_ranks(collective, algorithm) || !algo::keeps(&key, &declared) {
+                    continue;
+                }
+                keepers += 1;
+                if (order == Order::Nested || ranks <= MOST_IN_RANK_ORDER)
+                    && let Ok(program) = algo::program(&key)
+                {
+                    keeps_order(&program, &declared)
+                        .unwrap_or_else(|fault| panic!("{} of {ranks}: {fault}", program.shape.name));
+                }
+            }
+            let is_asked = ranks <= MOST_IN_RANK_ORDER || order == Order::Nested;
+            assert!(keepers > 0 || !is_asked || ranks > 60, "{collective:?} of {ranks}: {declared:?}");
+        }
+    }
+}
+
+/// A ring adds up every chunk from another rank on, and says where it leaves the order.
+#[test]
+fn other_orders_are_named_with_their_place() {
+    let key = ProgramKey::new(Collective::AllReduce, Algorithm::Ring, 4, 0);
+    let declared = Declared { order: Order::Nested, ranks: 4, is_narrow: false, commutes: true };
+    let fault = keeps_order(&algo::program(&key).unwrap(), &declared).unwrap_err().to_string();
+    assert!(fault.starts_with("other order: rank 2 channel 0 step 1 combines rank 1 with"), "{fault}");
+    let key = ProgramKey::new(Collective::AllReduce, Algorithm::OneShot, 4, 0);
+    let narrow = Declared { order: Order::Nested, is_narrow: true, ..declared };
+    let fault = keeps_order(&algo::program(&key).unwrap(), &narrow).unwrap_err().to_string();
+    assert!(fault.contains("ranks 0 to 1 with rank 2"), "{fault}");
 }
 
 /// The network adds up the shares of the hosts; it counts as one more rank for each place on a host.

@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 const KINDS: [Collective; 3] = [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce];
 
-/// What a rule with `executor = "dma"` brings about: copy engines for any size.
+/// The decision of a rule with `executor = "dma"`: copy engines for any size.
 fn asked_for(call: &Call, topology: &Topology, config: &PlanConfig) -> Option<Decision> {
     let candidates = choose::candidates(call, topology, config).unwrap();
     let possible = |c: &choose::Candidate| {

@@ -35,7 +35,7 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// What the busiest rank of `program` does, whose longest way has `hops` messages.
+    /// The work of the busiest rank of `program`, whose longest way has `hops` messages.
     pub fn of(program: &Program, hops: u32) -> Self {
         let mut most = Self { hops, out: 0, moved: 0 };
         for rank in &program.ranks {

@@ -131,7 +131,8 @@ pub struct Step {
     /// Position of the local operand among the operands: 0 = before the first peer of `recv`.
     /// Fixes the order of the reduction.
     pub order: u32,
-    /// How often the step runs; repetition `i` uses chunk `(chunk + i * stride) mod chunks of the buffer`.
+    /// The number of times that the step runs; repetition `i` uses chunk `(chunk + i * stride) mod chunks of
+    /// the buffer`.
     pub times: u32,
     /// See `times`.
     pub stride: i32,

@@ -1,4 +1,4 @@
-//! What a device can run: the limits of a launch, and how steps are counted against them.
+//! The programs that a device can run: the limits of a launch, and how steps are counted against them.
 //!
 //! A program that is right may still be too large for a launch. What one rank could not launch, the others
 //! would wait for, so [`check`] looks at all ranks before a program is taken.

@@ -11,16 +11,20 @@
 //!    data; accesses of two channels that no message or dependency orders.
 //!
 //! A value is a multiset of contributions (source rank, input chunk), a `finished` mark, and a hash
-//! of the expression that made it: equal hashes mean equal bits. Inputs count as **raw**: reading
+//! of the expression that made it: equal hashes mean equal bits. [`keeps_order`] follows the same run and
+//! compares
+//! every combination with a declared tree over ranks ([`Order`]). Inputs count as **raw**: reading
 //! them applies the factor of a pre-multiplied sum, reading anything else does not, so a program that
 //! reads an input after it was overwritten in place is wrong even if the data were right.
 
 mod fault;
 mod form;
+mod order;
 mod schedule;
 mod values;
 
 pub use fault::{At, Fault};
+pub use order::{Declared, MOST_IN_RANK_ORDER, Order};
 pub use values::{add_up, expected};
 
 use super::Program;
@@ -60,6 +64,16 @@ pub fn verify(program: &Program, depth: u32, in_place: bool) -> Result<Verdict, 
     };
     let bitwise_equal = values::check(program, &order, in_place)?;
     Ok(Verdict { bitwise_equal, min_depth, steps: order.len() as u64, deterministic: true })
+}
+
+/// Proves that a program which is right combines the values of every element along a declared tree, whatever
+/// the size and wherever the element lies.
+///
+/// # Errors
+/// The first step that leaves the tree, or the fault of a program that is not right.
+pub fn keeps_order(program: &Program, declared: &Declared) -> Result<(), Fault> {
+    form::check(program)?;
+    values::check_tree(program, &schedule::run(program, DEEPEST)?, declared)
 }
 
 /// Most slots with which a program is tried that runs with no fewer.

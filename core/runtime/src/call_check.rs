@@ -7,8 +7,8 @@ use hawser_base::env::{self, CheckMode};
 use hawser_base::error::{Error, Result};
 use hawser_base::log;
 use hawser_base::wait::Wait;
-use hawser_plan::Call;
 use hawser_plan::p2p::Message;
+use hawser_plan::{Call, Class};
 use serde::{Deserialize, Serialize};
 
 use crate::comm_state::CommState;
@@ -86,6 +86,8 @@ struct Compared {
     mark: [u8; 4],
     number: u64,
     what: What,
+    /// The number of the class that the call or its communicator has, if one was said.
+    class: Option<u8>,
 }
 
 const MARK: [u8; 4] = *b"call";
@@ -136,8 +138,9 @@ fn failures(records: &[Vec<u8>]) -> Option<String> {
 /// # Errors
 /// `InvalidUsage`, on all ranks: they do not call the same, or the call of one has failed; `Timeout`,
 /// `Remote` or `Aborted`: a rank did not come.
-pub fn compare(comm: &CommState, call: &Call, number: u64) -> Result<()> {
-    let own = Compared { mark: MARK, number, what: What::of_call(call) };
+pub fn compare(comm: &CommState, (call, class): (&Call, Option<Class>), number: u64) -> Result<()> {
+    let class = class.map(|class| class as u8);
+    let own = Compared { mark: MARK, number, what: What::of_call(call), class };
     let wait = Wait::new(comm.abort.clone(), env::settings().op_timeout);
     let records = comm.bootstrap.all_gather(&record::encode(&own), &wait).map_err(|error| {
         let what = format!("{}, {}", op_number::operation(number), own.what);
@@ -177,7 +180,9 @@ fn difference(calls: &[Option<Compared>]) -> Option<String> {
             return format!("rank {rank} calls something else that ranks meet in (such as a split)");
         };
         let both = calls[*rank].as_ref().zip(calls[reference].as_ref());
-        let how = both.and_then(|(a, b)| a.what.difference(&b.what)).unwrap_or("another number of it");
+        let class = |(a, b): (&Compared, &Compared)| (a.class != b.class).then_some("of another class");
+        let how = both.and_then(|pair| pair.0.what.difference(&pair.1.what).or_else(|| class(pair)));
+        let how = how.unwrap_or("another number of it");
         format!("rank {rank} called {wrong}, {how} than rank {reference}")
     };
     let sentences: Vec<String> = others.iter().take(NAMED).map(sentence).collect();
@@ -194,7 +199,7 @@ mod tests {
     fn call(collective: Collective, count: u64, op: ReduceOp, root: u32) -> Option<Compared> {
         let (dtype, scalar) = (DataType::Float32, Scalar::Immediate(0));
         let call = Call { collective, count, dtype, op, scalar, root, input: 64, output: 64 };
-        Some(Compared { mark: MARK, number: 7, what: What::of_call(&call) })
+        Some(Compared { mark: MARK, number: 7, what: What::of_call(&call), class: None })
     }
 
     #[test]
@@ -245,6 +250,9 @@ mod tests {
         let calls: Vec<_> = (0..40).map(|rank| call(Collective::Broadcast, 5, ReduceOp::Sum, rank)).collect();
         let text = difference(&calls).unwrap();
         assert!(text.contains("another root than rank 0") && text.contains("35 more ranks"), "{text}");
+        let urgent = usual.clone().map(|call| Compared { class: Some(2), ..call });
+        let text = difference(&[usual.clone(), usual.clone(), urgent]).unwrap();
+        assert!(text.contains("of another class than rank 0"), "{text}");
         assert!(difference(&[]).is_none() && difference(&[usual]).is_none());
     }
 }

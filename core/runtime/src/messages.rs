@@ -87,7 +87,7 @@ impl CommState {
         Ok(launch)
     }
 
-    /// Whether a kept batch needs nothing but its addresses: a GPU without a network, while no profiler
+    /// True if a kept batch needs nothing but its addresses: a GPU without a network, while no profiler
     /// watches.
     fn submits_at_once(&self) -> bool {
         self.net.is_none() && self.profiling.is_idle() && self.device.kernels().is_some()

@@ -1,10 +1,11 @@
 //! Phases of a group: which of its messages run side by side, and which wait for others.
 //!
-//! In most groups all messages run side by side. Where what a nested group receives is sent on by a later
-//! one, the later one waits: programs put steps of an algorithm into groups of their own, and these into one
-//! for several devices of a thread. Only a nested group that sends and receives is such a step: where ranks
-//! swap or shift a buffer in place, be it in one nested group or in two, a send that waits for the receive
-//! would wait for ever.
+//! In most groups all messages run side by side, in one phase. Some programs put each step of an algorithm
+//! into a group of its own, and these into one outer group, for several devices of a thread. There a later
+//! step may send on what an earlier one received, so it has to wait: it begins a new phase.
+//!
+//! Only a nested group that both sends and receives counts as such a step. Where ranks swap or shift a buffer
+//! in place, in one nested group or in two, a send that waited for the receive would wait for ever.
 
 use hawser_plan::p2p::Message;
 use smallvec::{SmallVec, smallvec};
@@ -34,7 +35,7 @@ pub fn phases(messages: impl Iterator<Item = (Message, u32)> + Clone) -> SmallVe
     phases
 }
 
-/// Whether messages of a group come from several nested groups: all others are one phase.
+/// True if messages of a group come from several nested groups: all others are one phase.
 fn has_nested_groups(mut messages: impl Iterator<Item = (Message, u32)>) -> bool {
     let first = messages.next();
     first.is_some_and(|(_, first)| messages.any(|(_, nested)| nested != first))
@@ -45,13 +46,14 @@ fn has_nested_groups(mut messages: impl Iterator<Item = (Message, u32)>) -> bool
 struct Received {
     /// Nested groups that send.
     senders: Vec<u32>,
-    /// From the lowest address to the end of the highest.
+    /// The lowest address and the end of the highest range, as a first test that is cheap.
     hull: (u64, u64),
-    /// First address, end, nested group.
+    /// Each range that is received into: first address, end, nested group.
     ranges: Vec<(u64, u64, u32)>,
 }
 
 impl Received {
+    /// Takes a message of the phase into account.
     fn add(&mut self, message: &Message, nested: u32) {
         if message.send {
             if self.senders.last() != Some(&nested) {
@@ -65,7 +67,7 @@ impl Received {
         self.ranges.push((from, to, nested));
     }
 
-    /// Whether a message sends what another nested group, one that sends too, receives here.
+    /// True if a message sends what another nested group, one that sends too, receives here.
     fn feeds(&self, message: &Message, nested: u32) -> bool {
         let (from, to) = (message.addr, message.addr.saturating_add(message.bytes));
         let meets = |low: u64, high: u64| from < high && low < to;

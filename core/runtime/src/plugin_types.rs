@@ -89,6 +89,7 @@ pub fn algorithm(algorithm: Algorithm) -> tuner::Algorithm {
         Algorithm::Pairwise => tuner::Algorithm::PAIRWISE,
         Algorithm::Knomial => tuner::Algorithm::KNOMIAL,
         Algorithm::DoubleRing => tuner::Algorithm::DOUBLE_RING,
+        Algorithm::Nested => tuner::Algorithm::NESTED,
         Algorithm::Imported(program) => tuner::Algorithm::program(program.place()),
     }
 }

@@ -1,14 +1,15 @@
-//! What profiler plugins see of a communicator, in NCCL's event model.
+//! The events of a communicator that profiler plugins see, in NCCL's event model.
 //!
 //! An event is a [`Span`]: it starts when it is made and stops when the last owner lets go. A span owns its
 //! parent, so parents stop after their children. Without profilers everything here is a look at an empty
 //! list.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use hawser_base::error::Result;
 use hawser_base::log;
-use hawser_compat::profiler::{comes_along, with_ancestors};
+use hawser_compat::profiler::with_ancestors;
 use hawser_device::{Device, Stream};
 use hawser_plan::p2p::Message;
 use hawser_plan::{Call, Collective, DataType, Route, Topology};
@@ -23,7 +24,33 @@ use crate::plugins;
 #[derive(Default)]
 pub struct Profiling {
     rank: u32,
-    open: Vec<Box<dyn ProfilerContext>>,
+    open: Vec<Open>,
+}
+
+/// A profiler that is open for a communicator.
+struct Open {
+    context: Box<dyn ProfilerContext>,
+    /// The kinds of events that it is told of: those that it wanted when it was asked last, and those above
+    /// them. It is asked once per group and not at each event, since that is a call into its library.
+    kinds: AtomicU64,
+}
+
+impl Open {
+    fn new(context: Box<dyn ProfilerContext>) -> Self {
+        let open = Self { context, kinds: AtomicU64::new(0) };
+        open.ask();
+        open
+    }
+
+    /// Asks the profiler which kinds of events it wants.
+    fn ask(&self) {
+        self.kinds.store(with_ancestors(self.context.mask()).0, Ordering::Relaxed);
+    }
+
+    /// True if it is told of events of any of these kinds.
+    fn wants(&self, kinds: EventMask) -> bool {
+        self.kinds.load(Ordering::Relaxed) & kinds.0 != 0
+    }
 }
 
 impl Profiling {
@@ -36,7 +63,7 @@ impl Profiling {
             config.comm_name = name.map(str::to_owned);
             config.nodes = topology.hosts();
             match profiler.open(&config) {
-                Ok(context) => open.push(context),
+                Ok(context) => open.push(Open::new(context)),
                 Err(error) => log::warn(&format!("profiler {} is left out: {error}", profiler.name())),
             }
         }
@@ -48,9 +75,9 @@ impl Profiling {
         self.open.is_empty()
     }
 
-    /// Whether any profiler wants events of this kind, or of one that comes with it.
+    /// True if any profiler wants events of this kind, or of one that comes with it.
     pub fn wants(&self, kind: EventMask) -> bool {
-        self.open.iter().any(|p| with_ancestors(p.mask()).0 & kind.0 != 0)
+        self.open.iter().any(|profiler| profiler.wants(kind))
     }
 
     /// Starts an event without a parent; None if nobody wants it.
@@ -68,20 +95,17 @@ impl Profiling {
         tag: u64,
     ) -> Option<Arc<Span>> {
         let kind = what.kind();
+        if !self.wants(kind) {
+            return None;
+        }
         let mut handles = Handles::new();
-        let mut is_wanted = false;
         for (index, profiler) in self.open.iter().enumerate() {
-            let wanted = comes_along(profiler.mask(), kind);
-            is_wanted |= wanted;
             let handle = || {
                 let known = |span: Option<&Arc<Span>>| span.and_then(|s| s.handles[index]);
                 let what = in_group(what, known(group));
-                profiler.start(&Event { parent: known(parent), rank: self.rank, what, tag })
+                profiler.context.start(&Event { parent: known(parent), rank: self.rank, what, tag })
             };
-            handles.push(if wanted { handle() } else { None });
-        }
-        if !is_wanted {
-            return None;
+            handles.push(profiler.wants(kind).then(handle).flatten());
         }
         let (parent, _group) = (parent.cloned(), group.cloned());
         Some(Arc::new(Span { profiling: self.clone(), parent, _group, handles }))
@@ -124,7 +148,7 @@ impl Span {
     pub fn record(&self, state: EventState, args: StateArgs) {
         for (profiler, handle) in self.profiling.open.iter().zip(&self.handles) {
             if let Some(handle) = handle {
-                profiler.record(*handle, state, args);
+                profiler.context.record(*handle, state, args);
             }
         }
     }
@@ -134,7 +158,7 @@ impl Drop for Span {
     fn drop(&mut self) {
         for (profiler, handle) in self.profiling.open.iter().zip(&self.handles) {
             if let Some(handle) = handle {
-                profiler.stop(*handle);
+                profiler.context.stop(*handle);
             }
         }
         self.parent = None;
@@ -160,6 +184,7 @@ impl GroupSpans {
         if profiling.is_idle() {
             return Ok(None);
         }
+        profiling.open.iter().for_each(Open::ask);
         let is_captured = device.stream_state(stream)?.capture.is_some();
         let api = profiling.span(&What::GroupApi { depth: 1, captured: is_captured });
         let group = profiling.span(&What::Group);
@@ -381,10 +406,41 @@ mod tests {
         fn stop(&self, _event: EventHandle) {}
     }
 
+    /// A profiler that counts how often it is asked, and wants groups from the second time on.
+    struct Asked(Arc<AtomicU64>);
+
+    impl ProfilerContext for Asked {
+        fn mask(&self) -> EventMask {
+            let before = self.0.fetch_add(1, Ordering::Relaxed);
+            if before < 2 { EventMask::NONE } else { EventMask::GROUP }
+        }
+
+        fn start(&self, _event: &Event<'_>) -> Option<EventHandle> {
+            Some(EventHandle(1))
+        }
+
+        fn stop(&self, _event: EventHandle) {}
+    }
+
+    #[test]
+    fn a_profiler_is_asked_once_per_group() {
+        let asked = Arc::new(AtomicU64::new(0));
+        let profiling =
+            Arc::new(Profiling { rank: 0, open: vec![Open::new(Box::new(Asked(asked.clone())))] });
+        let device = hawser_device::host::HostDevice::beside().unwrap();
+        let group = || GroupSpans::start(&profiling, &device, Stream(0)).unwrap().unwrap();
+        assert!(group().group.is_none() && !profiling.wants(EventMask::GROUP));
+        assert!(
+            group().group.is_some() && profiling.wants(EventMask::GROUP),
+            "a change counts from there on"
+        );
+        assert_eq!(asked.load(Ordering::Relaxed), 3, "when it was opened, and for each group");
+    }
+
     #[test]
     fn a_profiler_without_calls_sees_operations_in_their_group() {
         let seen = Arc::new(Mutex::new(Vec::new()));
-        let profiling = Arc::new(Profiling { rank: 0, open: vec![Box::new(Old(seen.clone()))] });
+        let profiling = Arc::new(Profiling { rank: 0, open: vec![Open::new(Box::new(Old(seen.clone())))] });
         let call = Call {
             collective: Collective::AllReduce,
             count: 1,

@@ -13,6 +13,7 @@
 //! who wants the lock raises `waiting` first, and the thread pauses between sweeps until it is down again;
 //! (3) after [`Proxy::remove`] returned, the task is not in a sweep and never will be.
 
+use std::cmp::Reverse;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -22,6 +23,9 @@ use rustc_hash::FxHashMap;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::wait::Backoff;
+use hawser_plan::Class;
+
+use crate::classes;
 
 /// The longest pause between two sweeps where launches may come unannounced.
 const LONGEST_PAUSE: Duration = Duration::from_micros(200);
@@ -42,6 +46,16 @@ pub trait Task: Send + Sync {
 
     /// True if everything that it has to move is announced by a wake-up.
     fn is_announced(&self) -> bool {
+        false
+    }
+
+    /// The most urgent class of the operations whose data it moves. Those with urgent ones are swept first.
+    fn class(&self) -> Class {
+        Class::Normal
+    }
+
+    /// True if it gives way to more urgent work at this look ([`crate::classes`]).
+    fn holds_back(&self) -> bool {
         false
     }
 
@@ -69,6 +83,8 @@ struct Swept {
     /// Tasks that are there, and those of them that were swept.
     tasks: usize,
     looked_at: usize,
+    /// Some gave way.
+    are_held: bool,
     /// Something moved.
     has_moved: bool,
     /// Something may be launched without a wake-up.
@@ -149,22 +165,32 @@ impl Shared {
                 backoff.reset();
             }
             if swept.looked_at == 0 {
-                std::thread::park_timeout(if swept.tasks == 0 { IDLE } else { LONGEST_REST });
+                let pause = if swept.tasks == 0 { IDLE } else { LONGEST_REST };
+                std::thread::park_timeout(if swept.are_held { classes::PAUSE } else { pause });
             } else if !swept.has_moved
                 && let Some(pause) = backoff.pause()
             {
-                let longest = if swept.is_unannounced { LONGEST_PAUSE } else { LONGEST_REST };
-                std::thread::park_timeout(pause.min(longest));
+                let is_short = swept.is_unannounced || swept.are_held;
+                std::thread::park_timeout(pause.min(if is_short { LONGEST_PAUSE } else { LONGEST_REST }));
             }
         }
     }
 
-    /// Looks at every task that nobody helps. A task that panics is dropped, and ends its communicator.
+    /// Looks at every task that nobody helps and that does not hold back, the most urgent ones first. A task
+    /// that panics is dropped, and ends its communicator.
     fn sweep(&self) -> Swept {
         let mut tasks = lock(&self.tasks);
         let mut swept = Swept { tasks: tasks.len(), ..Swept::default() };
+        let has_classes = classes::are_used();
+        if has_classes {
+            tasks.sort_by_key(|task| Reverse(task.class()));
+        }
         tasks.retain(|task| {
             if task.is_helped() {
+                return true;
+            }
+            if has_classes && task.holds_back() {
+                swept.are_held = true;
                 return true;
             }
             let moved = shielded_sweep(&**task);
@@ -193,6 +219,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::classes::Turns;
 
     struct Counter(AtomicU32);
 
@@ -249,6 +276,44 @@ mod tests {
         while helped.1.load(Ordering::Relaxed) < 2 {
             std::thread::yield_now();
         }
+    }
+
+    /// Sweeps are counted: no clock says who comes first.
+    #[test]
+    fn urgent_tasks_come_first_and_best_effort_ones_at_last() {
+        struct Ordered(Class, Turns, Arc<Mutex<Vec<Class>>>);
+        impl Task for Ordered {
+            fn sweep(&self) -> bool {
+                lock(&self.2).push(self.0);
+                classes::moved(self.0);
+                false
+            }
+
+            fn class(&self) -> Class {
+                self.0
+            }
+
+            fn holds_back(&self) -> bool {
+                self.0 == Class::BestEffort && self.1.hold_back()
+            }
+
+            fn end_after_panic(&self) {}
+        }
+        classes::expect(Class::Urgent);
+        let (shared, seen) = (Shared::default(), Arc::new(Mutex::new(Vec::new())));
+        for class in Class::ALL {
+            let task = Ordered(class, Turns::default(), seen.clone());
+            shared.change(|tasks| tasks.push(Arc::new(task)));
+        }
+        // A best-effort task is swept once after so many sweeps, and may be once more where this thread was
+        // kept from running for a while.
+        let sweeps = 3 * (classes::MOST_HELD as usize + 1);
+        (0..sweeps).for_each(|_| assert_eq!(shared.sweep().tasks, 3));
+        let seen = lock(&seen).clone();
+        let of = |class| seen.iter().filter(|other| **other == class).count();
+        assert_eq!((of(Class::Urgent), of(Class::Normal)), (sweeps, sweeps));
+        assert!((3..sweeps).contains(&of(Class::BestEffort)), "{seen:?}");
+        assert_eq!(seen[..2], [Class::Urgent, Class::Normal]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use hawser_device::Stream;
 use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::fused::batch::{self, FusedBatch, Gathering, Member, Place};
 use hawser_plan::p2p::Message;
-use hawser_plan::{Call, CallOptions};
+use hawser_plan::{Call, CallOptions, Class};
 use smallvec::{SmallVec, smallvec};
 
 use crate::call_check;
@@ -286,10 +286,12 @@ struct Resolved<'i> {
     number: u64,
     /// Its place in the journal.
     sequence: u64,
+    /// Its class.
+    class: Class,
     event: Option<Arc<Span>>,
     /// The event of a collective that copy engines run.
     copied: Option<Arc<Span>>,
-    /// How the call is timed, where it has a launch of its own: one of several tells nothing about each.
+    /// The timing of the call, where it has a launch of its own: one of several tells nothing about each.
     timed: Option<Box<TimedOp>>,
 }
 
@@ -309,9 +311,11 @@ impl Collectives<'_> {
     fn resolve<'i>(&mut self, call: &'i Call, options: Option<&CallOptions>) -> Result<Option<Resolved<'i>>> {
         let (comm, stream) = (self.comm, self.stream);
         let number = comm.begin()?;
-        let sequence = comm.journal.call(number, call);
+        let tag = options.map_or(0, |options| options.tag);
+        let sequence = comm.journal.call(number, call, tag);
         if call_check::compares() && comm.topology.size() > 1 {
-            call_check::compare(comm, call, number)?;
+            let class = options.and_then(|options| options.class).or(comm.class.get());
+            call_check::compare(comm, (call, class), number)?;
         }
         if call.count == 0 {
             return Ok(None);
@@ -322,16 +326,18 @@ impl Collectives<'_> {
         let (compiled, timed) = comm.compiled(call, options, stream, number)?;
         let (chosen, blocks) = compiled.chosen();
         let choice = &chosen.choice;
-        comm.log_call(call, choice, blocks, number);
+        let said = options.and_then(|options| options.class).or(chosen.class);
+        let class = comm.class_on(said, stream);
+        comm.log_call(call, (choice, class), blocks, number);
         let predicted_ns = (f64::from(choice.predicted_us) * 1000.0) as u64;
         comm.journal.planned(sequence, predicted_ns);
         let of_call = |spans: &Arc<GroupSpans>| {
             let names = (choice.key.algorithm.name(), choice.route, blocks);
-            let tagged = (call, options.map_or(0, |options| options.tag));
+            let tagged = (call, tag);
             spans.collective(tagged, stream, number, names, predicted_ns)
         };
         let CollectiveSpans { event, copied } = self.spans.map(of_call).unwrap_or_default();
-        Ok(Some(Resolved { compiled, call, number, sequence, event, copied, timed }))
+        Ok(Some(Resolved { compiled, call, number, sequence, class, event, copied, timed }))
     }
 
     /// Resolves the next call of several: it waits for others, or gets its launch.
@@ -392,7 +398,7 @@ impl Collectives<'_> {
     }
 
     fn launch_alone(&mut self, resolved: Resolved<'_>) -> Result<()> {
-        let Resolved { compiled, call, number, sequence, event, copied, timed } = resolved;
+        let Resolved { compiled, call, number, sequence, class, event, copied, timed } = resolved;
         let work = match &*compiled {
             Compiled::Steps(plan, program, _) => {
                 let mut plan = plan.clone();
@@ -411,7 +417,7 @@ impl Collectives<'_> {
             }
         };
         let mut launch = Launch::new(self.comm, work, (number, sequence), self.stream);
-        launch.timed = timed;
+        (launch.timed, launch.class) = (timed, class);
         if let Some(spans) = self.spans {
             let mut events = Events::new(spans, Vec::from_iter(event));
             events.copied = copied;
@@ -442,6 +448,7 @@ impl Collectives<'_> {
             });
             let place = (first, pairs[pairs.len() - 1].1.sequence);
             let mut launch = Launch::new(self.comm, Work::FusedBatch(Box::new(launch)), place, stream);
+            launch.class = pairs.iter().map(|(_, resolved)| resolved.class).max().unwrap_or_default();
             launch.events = self.spans.map(|spans| {
                 let operations = pairs.iter().filter_map(|(_, resolved)| resolved.event.clone()).collect();
                 Events::new(spans, operations)

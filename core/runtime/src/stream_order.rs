@@ -37,7 +37,7 @@ struct State {
     eager: Option<(Stream, u64)>,
     /// The latest captures.
     captures: VecDeque<Capture>,
-    /// What replays and eager launches wait for and record, from the first capture on.
+    /// The event that replays and eager launches wait for and record, from the first capture on.
     event: Option<Event>,
 }
 
@@ -117,7 +117,7 @@ impl Order {
         Ok(())
     }
 
-    /// Whether anything was captured into a graph, so that it may be replayed.
+    /// True if anything was captured into a graph, so that it may be replayed.
     pub fn has_captures(&self) -> bool {
         self.state.lock().is_ok_and(|state| !state.captures.is_empty())
     }

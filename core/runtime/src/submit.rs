@@ -29,6 +29,7 @@ pub fn submit(launches: &mut [Launch]) -> Result<()> {
             has_host = true;
             continue;
         }
+        of_comm.iter().for_each(expect_class);
         submit_in_turns(of_comm)?;
         for comm in of_comm.iter().map(|launch| &launch.comm) {
             if let Some(net) = &comm.net {
@@ -39,8 +40,16 @@ pub fn submit(launches: &mut [Launch]) -> Result<()> {
     if !has_host {
         return Ok(());
     }
+    launches.iter().for_each(expect_class);
     let mut of_host: Vec<&mut Launch> = launches.iter_mut().filter(|launch| is_of_host(launch)).collect();
     host::run(&mut of_host)
+}
+
+/// Tells the proxy of a launch's class.
+fn expect_class(launch: &Launch) {
+    if let Some(net) = &launch.comm.net {
+        net.expect_class(launch.class);
+    }
 }
 
 /// Returns whether the host device runs a launch.
@@ -109,7 +118,7 @@ fn take_turns(ranks: &mut [Rank<'_>]) -> Result<bool> {
 
 /// Submits a launch to its stream, or begins to.
 fn submit_one(launch: &mut Launch) -> Result<Option<Box<CopyEngineLaunch<'_>>>> {
-    let Launch { comm, work, number, sequence, stream, around, events, timed } = launch;
+    let Launch { comm, work, number, sequence, stream, around, events, timed, .. } = launch;
     let launch_comm = &*comm;
     let (comm, device, stream, number) = (&**comm, &*comm.device, *stream, *number);
     comm.journal.submitted(*sequence);

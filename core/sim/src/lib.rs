@@ -9,7 +9,7 @@
 //! One thread, a virtual clock in picoseconds, everything drawn from a seed: the same input gives the same
 //! trace, byte for byte. Modules import only what stands above them in this list: [`error`], [`engine`]
 //! (events, and flows with max-min shares), [`cluster`] (what there is), [`links`] (the ways between ranks),
-//! [`executor`] (who runs programs), [`predict`].
+//! [`executor`] (who runs programs), [`predict`], [`step`] (collectives and computing side by side).
 //!
 //! ```
 //! use hawser_plan::{Call, Collective, DataType, PlanConfig, choose};
@@ -33,6 +33,7 @@ pub mod error;
 pub mod executor;
 pub mod links;
 pub mod predict;
+pub mod step;
 
 pub use cluster::{Cluster, File};
 pub use error::{Result, SimError};

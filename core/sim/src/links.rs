@@ -39,6 +39,40 @@ pub enum Name {
     LeafDown(u32, u32),
 }
 
+impl Name {
+    /// The kinds of links, in the order of the ways of data.
+    pub const KINDS: [&'static str; 11] = [
+        "rank out",
+        "rank in",
+        "PCIe out",
+        "PCIe in",
+        "PCIe switch up",
+        "PCIe switch down",
+        "memory",
+        "NIC out",
+        "NIC in",
+        "leaf up",
+        "leaf down",
+    ];
+
+    /// The link's kind, a place in [`Name::KINDS`].
+    pub const fn kind(&self) -> usize {
+        match self {
+            Self::RankOut(_) => 0,
+            Self::RankIn(_) => 1,
+            Self::PcieOut(_) => 2,
+            Self::PcieIn(_) => 3,
+            Self::SwitchUp(..) => 4,
+            Self::SwitchDown(..) => 5,
+            Self::Memory(_) => 6,
+            Self::NicOut(..) => 7,
+            Self::NicIn(..) => 8,
+            Self::LeafUp(..) => 9,
+            Self::LeafDown(..) => 10,
+        }
+    }
+}
+
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -69,6 +103,8 @@ pub struct Links<'a> {
     ranks: Vec<(u32, u32)>,
     /// The first link of the leaves, and the number of rails.
     leaves: (LinkId, u32),
+    /// By link: the one that stands for it, where a period of hosts stands for all; empty if none does.
+    images: Vec<LinkId>,
 }
 
 /// The first links of a host.
@@ -121,6 +157,7 @@ impl<'a> Links<'a> {
             hosts: Vec::new(),
             ranks: Vec::new(),
             leaves: (0, 1),
+            images: Vec::new(),
         };
         for number in 0..cluster.hosts.len() as u32 {
             links.add_host(number);
@@ -129,6 +166,27 @@ impl<'a> Links<'a> {
             links.add_leaves();
         }
         links
+    }
+
+    /// The links of a cluster whose first `ranks` ranks, those of whole hosts, stand for all others: ways
+    /// take the links of their images.
+    pub fn of_period(cluster: &'a Cluster, ranks: u32) -> Self {
+        let mut links = Self::new(cluster);
+        let hosts = links.ranks[ranks as usize - 1].0 + 1;
+        // All hosts have equally many links, one host after the other.
+        let next = links.hosts.get(hosts as usize);
+        let of_period = next.map_or(links.count(), |next| next.ranks);
+        let (first, rails) = links.leaves;
+        let end_of_hosts = if first == 0 { links.count() } else { first };
+        let of_host = (0..end_of_hosts).map(|link| link % of_period);
+        let of_leaf = (end_of_hosts..links.count()).map(|link| first + (link - first) % (2 * rails));
+        links.images = of_host.chain(of_leaf).collect();
+        links
+    }
+
+    /// The link that stands for a link: itself, unless a period of hosts stands for all.
+    pub fn image(&self, link: LinkId) -> LinkId {
+        self.images.get(link as usize).copied().unwrap_or(link)
     }
 
     /// The number of links.
@@ -222,6 +280,10 @@ impl<'a> Links<'a> {
         }
         way.add(self.hosts[to_host as usize].nics + 2 * to_nic + 1, 1.0);
         self.between_rank_and_nic(to, lane, false, way);
+        if !self.images.is_empty() {
+            let hops = std::mem::take(&mut way.0);
+            hops.into_iter().for_each(|hop| way.add(self.image(hop.link), hop.weight));
+        }
     }
 
     /// The part of a way that is within a host. Returns host and NIC.

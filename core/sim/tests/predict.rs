@@ -57,12 +57,32 @@ fn a_part_that_is_carried_on_comes_near_the_whole() {
     let config = only(&cluster.topology, "Ring", Route::HOST);
     for collective in [Collective::AllReduce, Collective::Broadcast] {
         let us = |most_steps| {
-            let options = Options { most_steps, ..Options::default() };
+            let options = Options { most_steps, is_whole: true, ..Options::default() };
             let (_, prediction) = predict_with(&cluster, &config, collective, 64 << 20, &options).unwrap();
             (prediction.us, prediction.is_carried_on)
         };
         let ((whole, no), (part, yes)) = (us(u64::MAX), us(500));
         assert!(!no && yes && (part / whole - 1.0).abs() < 0.02, "{collective:?}: {whole} and {part} µs");
+    }
+}
+
+#[test]
+fn rings_that_are_carried_on_come_near_whole_ones() {
+    let cluster = cluster("40 hosts of hgx-h200, rail-optimised, 2:1");
+    let config = only(&cluster.topology, "Ring", Route::SIMPLE);
+    for (collective, bytes) in [
+        (Collective::AllReduce, 8 << 20),
+        (Collective::AllGather, 256 << 20),
+        (Collective::ReduceScatter, 64 << 10),
+    ] {
+        let us = |most_steps| {
+            let options = Options { most_steps, is_whole: true, ..Options::default() };
+            let (_, prediction) = predict_with(&cluster, &config, collective, bytes, &options).unwrap();
+            (prediction.us, prediction.is_carried_on, prediction.events)
+        };
+        let ((whole, no, all), (part, yes, few)) = (us(u64::MAX), us(20_000));
+        assert!(!no && yes && few < all / 2, "{collective:?}: {few} of {all} events");
+        assert!((part / whole - 1.0).abs() < 0.03, "{collective:?}: {whole} and {part} µs");
     }
 }
 

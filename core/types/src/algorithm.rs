@@ -57,6 +57,8 @@ algorithms! {
     Pat = "PAT",
     /// Two rings in opposite directions, each for half of the data.
     DoubleRing = "DoubleRing",
+    /// All pairs, whose owners add up along a balanced tree over ranks, rounding at every node.
+    Nested = "Nested",
 }
 
 /// The places where an algorithm has been measured on GPUs.

@@ -74,12 +74,12 @@ impl Collective {
         }
     }
 
-    /// Whether `rank` reads an input buffer at all (only the root of broadcast and scatter does).
+    /// True if `rank` reads an input buffer at all (only the root of broadcast and scatter does).
     pub const fn has_input(self, rank: u32, root: u32) -> bool {
         !matches!(self, Self::Broadcast | Self::Scatter) || rank == root
     }
 
-    /// Whether `rank` gets an output at all (only the root of reduce and gather does).
+    /// True if `rank` gets an output at all (only the root of reduce and gather does).
     pub const fn has_output(self, rank: u32, root: u32) -> bool {
         !matches!(self, Self::Reduce | Self::Gather) || rank == root
     }

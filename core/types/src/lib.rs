@@ -26,6 +26,7 @@
 
 mod algorithm;
 mod call;
+mod class;
 mod collective;
 mod data;
 mod device;
@@ -36,6 +37,7 @@ mod route;
 
 pub use algorithm::{Algorithm, Handle, Measured};
 pub use call::Call;
+pub use class::Class;
 pub use collective::Collective;
 pub use data::{DataType, ReduceOp, Scalar};
 pub use device::{DeviceKind, Link};

@@ -1,6 +1,6 @@
 //! The protocols: how a chunk travels between two ranks.
 
-/// How a chunk travels and how its arrival is known (NCCL's names and numbers).
+/// The way in which a chunk travels and its arrival is known (NCCL's names and numbers).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Protocol {

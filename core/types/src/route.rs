@@ -38,7 +38,7 @@ pub struct Route {
     pub executor: Executor,
     /// The protocol by which data travel.
     pub protocol: Protocol,
-    /// Whether data go straight between the buffers of one process, without staging.
+    /// True if data go straight between the buffers of one process, without staging.
     pub zero_copy: bool,
 }
 

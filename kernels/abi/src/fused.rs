@@ -1,4 +1,4 @@
-//! What fused kernels are launched with: `kernels/cuda/exchange*.cuh` read it.
+//! The arguments of fused kernels: `kernels/cuda/exchange*.cuh` read it.
 
 use std::mem::{offset_of, size_of};
 
@@ -51,7 +51,7 @@ pub struct Flow {
     pub recv2: u8,
 }
 
-/// Arguments of a fused kernel, passed by value (408 bytes).
+/// Arguments of a fused kernel, passed by value (424 bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct FusedArgs {
@@ -81,6 +81,11 @@ pub struct FusedArgs {
     pub most: u64,
     /// Bytes of the shortest part that is not empty by design.
     pub least: u64,
+    /// Address of a `u64` for each rank: the number that is added to an address of the input so that the rank
+    /// finds it in its own process, modulo 2^64. 0: all ranks find it where it is.
+    pub src_seen: u64,
+    /// As `src_seen`, for the output.
+    pub dst_seen: u64,
     /// Divisor for [`DIVIDE`].
     pub divisor: u32,
     /// Bytes of everything that a warp moves at a time (LL128: a multiple of 480; Simple: of 512).
@@ -192,8 +197,8 @@ impl Default for BatchArgs {
 }
 
 const _: () = {
-    assert!(size_of::<FusedArgs>() == 408 && offset_of!(FusedArgs, mine) == 320);
-    assert!(offset_of!(FusedArgs, flow) == 398 && offset_of!(FusedArgs, direct) == 405);
+    assert!(size_of::<FusedArgs>() == 424 && offset_of!(FusedArgs, mine) == 320);
+    assert!(offset_of!(FusedArgs, flow) == 414 && offset_of!(FusedArgs, direct) == 421);
 };
 
 const _: () = {

@@ -82,8 +82,8 @@ pub struct Block {
     pub n_steps: u8,
     /// FIFO lane.
     pub lane: u8,
-    /// Which instance of the program: takes elements `[instance * instance_elems, +instance_elems)` of every
-    /// chunk.
+    /// The number of the instance of the program: it takes elements `[instance * instance_elems,
+    /// +instance_elems)` of every chunk.
     pub instance: u16,
     /// Index into `works`.
     pub work: u8,
@@ -142,7 +142,7 @@ pub fn tag(dtype: DataType, op: DeviceOp) -> u32 {
     (dtype as u32 | op << 4) << TAG_SHIFT
 }
 
-/// Where a block is in its work: tiles in groups of `slices`, for each group every step, for each step
+/// The place of a block in its work: tiles in groups of `slices`, for each group every step, for each step
 /// every repetition, for each repetition the tiles of the group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Place {
@@ -251,8 +251,8 @@ pub struct Args {
     pub inline_steps: [Step; INLINE_STEPS],
 }
 
-/// What a kernel would have to look up in [`DevComm`] and the `Conn` table before it can begin: each look
-/// takes 0.7 µs.
+/// The addresses that a kernel would have to look up in [`DevComm`] and the `Conn` table before it can begin:
+/// each look takes 0.7 µs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Entry {
@@ -358,7 +358,7 @@ pub mod abort_word {
     pub const ASK: u32 = 1 << 31;
 }
 
-/// Why a block gave up, or what it waits for, in host memory (32 bytes).
+/// The report of a block that gave up or waits, in host memory (32 bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C)]
 pub struct Report {

@@ -1,4 +1,4 @@
-//! What Hawser's kernels are launched with: the types that kernels, planner and runtime share.
+//! The arguments of Hawser's kernels: the types that kernels, planner and runtime share.
 //!
 //! Every type is `repr(C)` and has a twin in `kernels/cuda`; assertions pin sizes and offsets on both sides.
 //! There is a module for each kind of kernel: the interpreter's image (at the root of the crate), the

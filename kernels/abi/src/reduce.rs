@@ -1,4 +1,4 @@
-//! What the reduce kernel is launched with, which combines what copy engines moved.
+//! The arguments of the reduce kernel, which combines what copy engines moved.
 
 use std::mem::{offset_of, size_of};
 
@@ -27,8 +27,8 @@ pub struct ReduceArgs {
     pub n: u8,
     /// [`SCALE`] and [`DIVIDE`].
     pub form: u8,
-    /// What memory adds, for the kernel that lets it: 1 half, 2 bfloat16, 3 float, 4 double, 5 and 6 integers
-    /// of 32 and 64 bits.
+    /// The type that memory adds, for the kernel that lets it: 1 half, 2 bfloat16, 3 float, 4 double, 5 and 6
+    /// integers of 32 and 64 bits.
     pub adds: u8,
     /// The padding, which is zero.
     pub pad: u8,

@@ -133,6 +133,7 @@ static void go_direct(Launch& l) {
     bool overwrites = l.pattern == ALL_TO_ALL && l.in_place;
     l.unreached = overwrites || dice() % 4 == 0 ? dice() : 0;
     if (overwrites) l.unreached |= 1;
+    l.apart = dice() % 2;
 }
 
 static std::unique_ptr<Launch> random_launch(Machine& m, int protocol, u64 number, u32 most_grid = MAX_GRID, u32 most_threads = MAX_THREADS) {
@@ -334,12 +335,27 @@ static void one_gives_up_before_the_last_comes(u32 ranks) {
     for (u32 r = 0; r < ranks; r++) REQUIRE(m.reports[r].report.code == HAWSER_DEADLINE, "rank %u: code %u", r, m.reports[r].report.code);
 }
 
+// Peers learn addresses that are theirs, in one process and in several.
+static void addresses_are_those_of_the_peer(u32 ranks) {
+    Machine m(ranks);
+    Chain chain(ranks);
+    std::unique_ptr<Launch> launch;
+    do launch = random_launch(m, TILES, 7, 2, 64);
+    while (launch->direct == 0);
+    append(chain, *launch);
+    run(chain, NOBODY, false);
+    m.check();
+    launch->check();
+    launch->check_lines(m);
+}
+
 bool exchanges_are_right(u32 rounds) {
     for (u32 round = 0; round < rounds; round++) {
         bool many = round % 8 == 7;
         chain_is_right(many ? 8 : 2 + dice() % 4, many ? 3 : 6);
         absence_is_noticed(2 + dice() % 4, (int)(round % 4), dice() % 2);
         senders_end_alone(2 + dice() % 4, (int)(round % 3));
+        addresses_are_those_of_the_peer(2 + dice() % 4);
         if (round % 4 == 0) one_gives_up_before_the_last_comes(3 + dice() % 3);
     }
     return true;

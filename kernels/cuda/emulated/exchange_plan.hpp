@@ -4,7 +4,12 @@
 #define HAWSER_DIRECT_PASSERS 2 // blocks, of MAX_GRID
 #include "device.hpp"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <cmath>
 
 #include "../plan.h"
@@ -120,6 +125,37 @@ struct Machine {
     }
 };
 
+// Memory that is mapped twice: as its rank has it, and as ranks of other processes do.
+class Memory {
+    u8 *own, *other;
+    size_t length;
+
+public:
+    explicit Memory(size_t bytes) : length(bytes) {
+        int file = memfd_create("hawser-emulated", MFD_CLOEXEC);
+        REQUIRE(file >= 0 && ftruncate(file, (off_t)bytes) == 0, "no memory of %zu bytes: errno %d", bytes, errno);
+        u8** places[] = {&own, &other};
+        for (u8** place : places) {
+            *place = (u8*)mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+            REQUIRE(*place != MAP_FAILED, "no mapping of %zu bytes: errno %d", bytes, errno);
+        }
+        close(file);
+    }
+    Memory(Memory&& from) noexcept : own(from.own), other(from.other), length(from.length) { from.own = nullptr; }
+    ~Memory() {
+        if (own == nullptr) return;
+        munmap(own, length);
+        munmap(other, length);
+    }
+    u8* data() { return own; }
+    const u8* data() const { return own; }
+    size_t size() const { return length; }
+    u8& operator[](size_t at) { return own[at]; }
+    const u8& operator[](size_t at) const { return own[at]; }
+    std::vector<u8> copy() const { return {own, own + length}; }
+    u64 distance() const { return (u64)other - (u64)own; } // from the own address to that of other processes
+};
+
 struct Launch {
     static constexpr u64 GUARD = 64;
     Pattern pattern;
@@ -130,9 +166,11 @@ struct Launch {
     bool in_place;
     u8 direct = 0;     // HAWSER_DIRECT_TRY and more
     u32 unreached = 0; // by rank: others do not reach its buffers
+    bool apart = false; // every rank is a process: buffers lie elsewhere for others
     std::vector<HawserExchange> args;
 
     void prepare(Machine& m) {
+        seen.reserve(ranks); // kernels have addresses of what is in it
         for (u32 r = 0; r < ranks; r++) place_buffers(r);
         for (u32 r = 0; r < ranks; r++) args.push_back(plan(m, r));
         for (u32 r = 0; r < ranks; r++) expect(r);
@@ -177,6 +215,19 @@ struct Launch {
     void check() const {
         for (u32 r = 0; r < ranks; r++) check_rank(r);
     }
+    // Every rank has told every other where that one finds its buffers.
+    void check_lines(const Machine& m) const {
+        u32 parity = (m.base + 1) % 2;
+        for (u32 r = 0; r < ranks; r++)
+            for (u32 k = 1; k < ranks; k++) {
+                u32 p = (r + k) % ranks;
+                u64 line = m.area(p, TILES) + m.flags_at + HAWSER_TILE_UNITS * HAWSER_UNIT_FLAGS;
+                line += (parity * HAWSER_EXCHANGE_RANKS + r) * HAWSER_DIRECT_LINE;
+                u64 more = apart ? seen[r][p] : 0, src = args[r].src[k] + more, dst = args[r].dst[p] + more;
+                REQUIRE(((const u64*)line)[0] == src, "%s: rank %u told rank %u another input", name(), r, p);
+                REQUIRE(((const u64*)line)[1] == dst, "%s: rank %u told rank %u another output", name(), r, p);
+            }
+    }
     void check_rank(u32 r) const {
         for (u64 at = 0; at < memory[r].size(); at++)
             REQUIRE(memory[r][at] == wanted[r][at], "%s: rank %u byte %ld of %lu: %u, not %u", name(), r,
@@ -193,7 +244,9 @@ struct Launch {
     }
 
 private:
-    std::vector<std::vector<u8>> memory, before, wanted;
+    std::vector<Memory> memory;
+    std::vector<std::vector<u8>> before, wanted;
+    std::vector<std::array<u64, HAWSER_EXCHANGE_RANKS>> seen; // by rank: src_seen and dst_seen
     std::vector<u64> in, out;
 
     u64 bytes() const { return count * element->size; }
@@ -225,7 +278,8 @@ private:
         out.push_back(outs == 0 ? 0 : one ? (outs < ins ? begin + part : begin) : begin + second);
         for (u64 i = 0; i < ins / element->size; i++)
             element->make(mixed((number * 8 + r) << 32 | i), (u8*)(in[r] + i * element->size));
-        before.push_back(memory[r]);
+        before.push_back(memory[r].copy());
+        seen.emplace_back().fill(memory[r].distance());
     }
     const u8* input(u32 r) const { return before[r].data() + (in[r] - (u64)memory[r].data()); }
 
@@ -267,6 +321,7 @@ private:
         for (u32 k = 0; k < ranks; k++) aligned &= (a.src[k] | a.dst[k]) % 16 == 0;
         bool eights = true;
         for (u32 p = 0; p < HAWSER_EXCHANGE_RANKS; p++) eights &= a.len[p] % 8 == 0 && a.src_len[p] % 8 == 0;
+        if (apart) a.src_seen = a.dst_seen = (u64)seen[r].data();
         a.direct = direct == 0 || unreached >> r & 1 ? direct : (u8)(direct | HAWSER_DIRECT_READY);
         a.form = (u8)(form | element->form | (aligned ? HAWSER_ALIGNED : 0) | (eights ? HAWSER_EIGHTS : 0));
         return a;

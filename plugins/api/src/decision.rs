@@ -1,4 +1,4 @@
-//! What can be decided about a collective, and what a tuner answers: decisions, candidates and answers.
+//! Decisions about a collective, and the answers of a tuner: decisions, candidates and answers.
 //!
 //! A [`Decision`] is three words and a number: which algorithm, which executor runs it, which protocol it
 //! uses, and on how many channels. A [`Candidate`] is a decision that the host could make, with the time that
@@ -32,11 +32,12 @@ impl Algorithm {
     pub const PAIRWISE: Self = Self(83);
     pub const KNOMIAL: Self = Self(84);
     pub const DOUBLE_RING: Self = Self(85);
+    pub const NESTED: Self = Self(86);
     /// The number of the first program that the user brought; `TunerConfig::programs` has their names.
     pub const FIRST_PROGRAM: u32 = 1024;
 
     /// The names that stand in rule files. Case does not count there.
-    pub const NAMES: [(Self, &'static str); 17] = [
+    pub const NAMES: [(Self, &'static str); 18] = [
         (Self::TREE, "tree"),
         (Self::RING, "ring"),
         (Self::COLLNET_DIRECT, "collnet_direct"),
@@ -54,6 +55,7 @@ impl Algorithm {
         (Self::PAIRWISE, "pairwise"),
         (Self::KNOMIAL, "knomial"),
         (Self::DOUBLE_RING, "double_ring"),
+        (Self::NESTED, "nested"),
     ];
 }
 
@@ -172,7 +174,7 @@ impl fmt::Display for Decision {
     }
 }
 
-/// Whether a candidate can be taken, and how far its time can be trusted.
+/// The status of a candidate: whether it can be taken, and how far its time can be trusted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Status<'a> {
@@ -224,7 +226,7 @@ impl<'a> Candidate<'a> {
         !matches!(self.status, Status::Refused { .. })
     }
 
-    /// Whether the host may take the candidate because of its time: it is neither refused nor held back.
+    /// True if the host may take the candidate because of its time: it is neither refused nor held back.
     pub const fn is_offered(&self) -> bool {
         matches!(self.status, Status::Predicted | Status::Unmeasured)
     }
@@ -234,7 +236,7 @@ impl<'a> Candidate<'a> {
         matches!(self.status, Status::HeldBack { .. })
     }
 
-    /// Whether the time was compared with measured ones, or is the estimate of a tuner.
+    /// True if the time was compared with measured ones, or is the estimate of a tuner.
     pub const fn is_measured(&self) -> bool {
         matches!(self.status, Status::Predicted | Status::HeldBack { is_measured: true, .. })
     }
@@ -255,7 +257,7 @@ impl<'a> Candidate<'a> {
         (self.us, self.status) = (0.0, Status::Refused { why: "left out by a tuner" });
     }
 
-    /// Whether the host would rather take this candidate than `other`: one that is offered before one that is
+    /// True if the host would rather take this candidate than `other`: one that is offered before one that is
     /// held back, one that is measured before one that is not, then the shorter time. False if this one is
     /// impossible.
     pub fn is_before(&self, other: &Self) -> bool {
@@ -265,7 +267,7 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// What a tuner answers besides the times of candidates that it changed. The default has no opinion.
+/// The answer of a tuner besides the times of candidates that it changed. The default has no opinion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Answer {
@@ -274,18 +276,53 @@ pub struct Answer {
     pub order: Option<usize>,
     /// The number of channels to use; None = the host's default.
     pub channels: Option<u32>,
+    /// The class of the operation; None = as the call or the communicator says.
+    pub class: Option<Class>,
+}
+
+/// The class of an operation: how urgent it is. The numbers grow with the urgency.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum Class {
+    /// It gives way to all others, but never for longer than a bound.
+    BestEffort = 0,
+    /// The class of operations of which nobody says another.
+    Normal = 1,
+    /// It comes first.
+    Urgent = 2,
+}
+
+impl Class {
+    /// All classes in the order of their numbers.
+    pub const ALL: [Self; 3] = [Self::BestEffort, Self::Normal, Self::Urgent];
+
+    /// The name in rule files and logs: `best_effort`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::BestEffort => "best_effort",
+            Self::Normal => "normal",
+            Self::Urgent => "urgent",
+        }
+    }
 }
 
 impl Answer {
     /// Orders the candidate at this place of the list.
     pub const fn ordered(place: usize) -> Self {
-        Self { order: Some(place), channels: None }
+        Self { order: Some(place), channels: None, class: None }
     }
 
     /// The same answer with a number of channels; None = the host's default.
     #[must_use]
     pub fn with_channels(mut self, channels: impl Into<Option<u32>>) -> Self {
         self.channels = channels.into();
+        self
+    }
+
+    /// The same answer with a class of the operation; None = as the call or the communicator says.
+    #[must_use]
+    pub fn with_class(mut self, class: impl Into<Option<Class>>) -> Self {
+        self.class = class.into();
         self
     }
 }

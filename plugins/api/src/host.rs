@@ -1,4 +1,4 @@
-//! What a host offers to its plugins: a log, and calls for events that the host acts on.
+//! The services of a host to its plugins: a log, and calls for events that the host acts on.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -43,6 +43,37 @@ pub trait Listener: Send + Sync {
     /// `what` says it in words. Without a body of its own, a host only writes that to its log.
     fn stress(&self, what: &str) {
         self.line(Level::Info, Subsys::NET, what);
+    }
+
+    /// A net counts something of one of its rails; hosts that keep no figures forget it.
+    fn count(&self, net: &str, rail: &str, what: &str, by: u64) {
+        let _ = (net, rail, what, by);
+    }
+
+    /// The figures of the host's process at this moment; hosts that keep none give none.
+    fn figures(&self) -> Vec<Figure> {
+        Vec::new()
+    }
+}
+
+/// A figure of the host's process, such as the bytes that a rail carried.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Figure {
+    /// Its name in Prometheus's style.
+    pub name: String,
+    /// Keys and values of its labels.
+    pub labels: Vec<(String, String)>,
+    /// The value.
+    pub value: u64,
+    /// True if it only grows; else it rises and falls.
+    pub is_sum: bool,
+}
+
+impl Figure {
+    /// A figure that only grows, or one that rises and falls.
+    pub fn new(name: String, labels: Vec<(String, String)>, value: u64, is_sum: bool) -> Self {
+        Self { name, labels, value, is_sum }
     }
 }
 
@@ -97,6 +128,17 @@ impl Log {
     pub fn stress(&self, what: impl AsRef<str>) {
         self.0.stress(what.as_ref());
     }
+
+    /// For nets: adds to a count of one of the net's rails, such as `resent_chunks`. The host shows it to
+    /// profilers and tools as `rail_resent_chunks_total`.
+    pub fn count(&self, net: &str, rail: &str, what: &str, by: u64) {
+        self.0.count(net, rail, what, by);
+    }
+
+    /// For profilers: the figures of the host's process at this moment. NCCL keeps none.
+    pub fn figures(&self) -> Vec<Figure> {
+        self.0.figures()
+    }
 }
 
 impl std::fmt::Debug for Log {
@@ -138,5 +180,12 @@ mod tests {
         let lines = kept.clone();
         Log::new(move |level, subsys, text| lines.line(level, subsys, text)).stress("b");
         assert_eq!(kept.0.lock().unwrap()[..], ["Warn a", "stress a rail is lost", "Info b"]);
+    }
+
+    #[test]
+    fn a_host_without_figures_has_none() {
+        let log = Log::silent();
+        log.count("IB", "mlx5_0", "resent_chunks", 3);
+        assert!(log.figures().is_empty());
     }
 }

@@ -25,7 +25,7 @@ pub const MAX_RECVS: usize = 8;
 /// Members of a virtual device at most.
 pub const MAX_VIRTUAL: usize = 8;
 
-/// Where a listener can be reached: opaque bytes that the host carries to the sender.
+/// The address of a listener: opaque bytes that the host carries to the sender.
 pub type Handle = [u8; HANDLE_BYTES];
 
 /// The kinds of memory that a plugin can read and write: a bit set (NCCL's numbers).
@@ -183,7 +183,8 @@ impl NetProperties {
     }
 }
 
-/// What a communicator will do with its connections, one entry per direction (send, receive). -1 = not known.
+/// The use that a communicator will make of its connections, one entry per direction (send, receive). -1 =
+/// not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NetAttributes {
     /// As a sender.
@@ -283,8 +284,8 @@ pub trait Sender: Send {
     /// The segment lies in its registered region and is not written until the request is done.
     unsafe fn isend(&mut self, segment: &Segment) -> Result<Option<Request>>;
 
-    /// Whether a request is over: the number of bytes sent, once, after which the request is dead. Hosts test
-    /// the oldest request first and may give up on younger ones when it is not over.
+    /// Asks whether a request is over: the number of bytes sent, once, after which the request is dead. Hosts
+    /// test the oldest request first and may give up on younger ones when it is not over.
     fn test(&mut self, request: Request) -> Result<Option<usize>>;
 }
 
@@ -318,7 +319,7 @@ pub trait Receiver: Send {
         Ok(None)
     }
 
-    /// Whether a request is over: true once, after which the request is dead. `sizes` has one entry per
+    /// True once a request is over, after which the request is dead. `sizes` has one entry per
     /// segment of the request and gets the bytes received; a plugin that does not know leaves them. A flush
     /// has no sizes.
     fn test(&mut self, request: Request, sizes: &mut [usize]) -> Result<bool>;

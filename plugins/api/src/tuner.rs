@@ -37,7 +37,7 @@ use crate::error::{Error, Result};
 use crate::host::Log;
 use crate::learner::Learner;
 
-pub use crate::decision::{Algorithm, Answer, Candidate, Decision, Executor, Protocol, Status};
+pub use crate::decision::{Algorithm, Answer, Candidate, Class, Decision, Executor, Protocol, Status};
 
 /// The collectives that tuners are asked about, with NCCL's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -214,7 +214,7 @@ pub struct Question {
     pub data_type: Option<DataType>,
     /// The reduction; None = nothing is reduced, or the host does not tell.
     pub op: Option<Reduction>,
-    /// Whether the operation is captured into a graph; None = the host does not tell. See
+    /// True if the operation is captured into a graph; None = the host does not tell. See
     /// [`TunerContext::wants_in_graph`].
     pub in_graph: Option<bool>,
     /// The number of the trial that the operation is for; None = it is for none. See [`TunerContext::trial`].
@@ -256,7 +256,7 @@ impl Question {
 pub struct Agreement {
     /// A digest that is equal only where the tuner answers alike.
     pub digest: u64,
-    /// Where the settings are from and how much of them counts here, for the error that names ranks.
+    /// The origin of the settings and the number of them that count here, for the error that names ranks.
     pub source: String,
 }
 
@@ -282,32 +282,32 @@ pub trait TunerContext: Send + Sync {
         Ok(None)
     }
 
-    /// What all ranks must have in common; the host compares it at bring-up. None: there is nothing to
-    /// compare.
+    /// The settings that all ranks must have in common; the host compares it at bring-up. None: there is
+    /// nothing to compare.
     fn agreement(&self) -> Option<Agreement> {
         None
     }
 
-    /// Whether the tuner is asked about all-to-all, scatter and gather too, which NCCL asks no tuner about.
+    /// True if the tuner is asked about all-to-all, scatter and gather too, which NCCL asks no tuner about.
     /// Constant.
     fn wants_every_collective(&self) -> bool {
         false
     }
 
-    /// Whether the tuner may order [`Executor::CopyEngine`] where the settings do not want it: the host then
+    /// True if the tuner may order [`Executor::CopyEngine`] where the settings do not want it: the host then
     /// takes the memory that copy engines need. Constant, and equal on all ranks that agree.
     fn wants_copy_engines(&self) -> bool {
         false
     }
 
-    /// Whether the answers depend on [`Question::in_graph`], which costs the host a call of the driver for
+    /// True if the answers depend on [`Question::in_graph`], which costs the host a call of the driver for
     /// every operation. Constant.
     fn wants_in_graph(&self) -> bool {
         false
     }
 
-    /// Whether an operation is for trying something, and what: the questions about it then have this number
-    /// as [`Question::trial`]. Operations are numbered alike on all ranks, from 0. The host keeps answers by
+    /// The trial that an operation is for, if any: the questions about it then have this number as
+    /// [`Question::trial`]. Operations are numbered alike on all ranks, from 0. The host keeps answers by
     /// this number, so there must be few different ones (16). It does not ask for operations that are
     /// captured into a graph. The four operations before one that is for trying something are measured, too,
     /// so that there is something to compare. This is a pure function; the host calls it for every operation.
@@ -316,7 +316,7 @@ pub trait TunerContext: Send + Sync {
         None
     }
 
-    /// Whether the host should measure some operations for the [`Learner`], those of trials among them.
+    /// True if the host should measure some operations for the [`Learner`], those of trials among them.
     /// Constant, and equal on all ranks that agree.
     fn wants_times(&self) -> bool {
         false

@@ -1,4 +1,4 @@
-//! What all C tables share: result codes, strings, and the boundary that no panic crosses.
+//! Parts that all C tables share: result codes, strings, and the boundary that no panic crosses.
 //!
 //! Numbers that come from C are plain integers here, never Rust enums: a plugin may return anything.
 

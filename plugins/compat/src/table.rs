@@ -24,7 +24,11 @@ pub trait Table: Copy {
 pub struct Version<C> {
     /// The data symbol.
     pub symbol: &'static str,
-    read: unsafe fn(*const c_void) -> Result<C, Missing>,
+    /// Copies and checks the table.
+    ///
+    /// # Safety
+    /// The pointer is the address of a table of this version.
+    pub read: unsafe fn(*const c_void) -> Result<C, Missing>,
 }
 
 impl<C> Version<C> {
@@ -48,6 +52,16 @@ impl<C> Version<C> {
         let calls = calls.map_err(|missing| format!("{symbol} '{name}' cannot be used: {missing}"))?;
         Ok((name, calls))
     }
+
+    /// The contents of a library's table, or the reason why it cannot be used.
+    ///
+    /// # Safety
+    /// The address is that of a table of this version.
+    pub unsafe fn read_of(&self, table: *const c_void, library: &Library) -> Result<C, String> {
+        // SAFETY: the caller's promise.
+        let read = unsafe { (self.read)(table) };
+        read.map_err(|missing| format!("{} of {}: {missing}", self.symbol, library.path().display()))
+    }
 }
 
 /// The first version that a library holds, and its table.
@@ -56,6 +70,12 @@ pub fn first<'a, C>(
     library: &Arc<Library>,
 ) -> Option<(&'a Version<C>, *const c_void)> {
     versions.iter().find_map(|version| Some((version, library.data(version.symbol)?)))
+}
+
+/// The version whose symbol this is; `kind` is what its tables describe.
+pub fn named<'a, C>(versions: &'a [Version<C>], symbol: &str, kind: &str) -> Result<&'a Version<C>, String> {
+    let version = versions.iter().find(|version| version.symbol == symbol);
+    version.ok_or_else(|| format!("{symbol} is no {kind} of a version that can be read"))
 }
 
 /// # Safety

@@ -37,7 +37,7 @@ fn every_version_loads_and_says_what_it_has() {
     }
 }
 
-/// What net_plugin.c fills in, and defaults for what the version lacks.
+/// The properties that net_plugin.c fills in, and defaults for those that the version lacks.
 fn expected_properties(version: u32, device: u32) -> NetProperties {
     let mut expected = NetProperties::new(format!("queue{device}"), device);
     expected.pci_path = (device == 0).then(|| "/sys/devices/test".into());

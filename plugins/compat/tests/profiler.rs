@@ -22,8 +22,8 @@ const MASK_ONCE: i32 = 6;
 /// The kinds of events that a version has.
 const KINDS: [u64; 7] = [0x3f, 0x3f, 0xff, 0xff, 0xfff, 0x7fff, 0xffff];
 
-/// What plugins say goes to the log that any test set last, so every log keeps its own lines and those of
-/// all.
+/// The lines of all plugins: they go to the log that any test set last, so every log keeps its own lines and
+/// these.
 static ALL: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 type Lines = Arc<Mutex<Vec<String>>>;
@@ -91,40 +91,12 @@ fn events() -> Vec<Event<'static>> {
     ]
 }
 
+/// The buffers and the size of the collective, in the plugin's words.
+const SIZES: &str = "send=0x1000 recv=0x2000 count=5000000000 root=3 datatype=";
+
 /// The same events in the plugin's words.
 fn expected_events(version: usize) -> Vec<String> {
-    let comm = "name=world hash=99 ";
-    let sizes = "send=0x1000 recv=0x2000 count=5000000000 root=3 datatype=";
-    let (coll, p2p) = match version {
-        1 => (
-            format!(
-                "type=2 parent=0xa0 rank=5 coll {comm}seq=41 func=4 {sizes}10 channels=9 warps=16 algo=5 \
-                 proto=2 op=0 \
-                 collnet=0 nvls=1 traffic=0"
-            ),
-            format!(
-                "type=4 parent=0xa0 rank=5 p2p {comm}func=7 buff=0x3000 datatype=1 count=5000000000 peer=7"
-            ),
-        ),
-        _ => {
-            let comm = if version <= 3 { comm } else { "" };
-            let parent = if version <= 4 { "0xa0" } else { "0xb0" };
-            let traffic = if version == 2 { " traffic=0" } else { "" };
-            let channels = if version >= 4 { " channels=9" } else { "" };
-            let group = if version >= 5 { " group=0xa0" } else { "" };
-            (
-                format!(
-                    "type=2 parent={parent} rank=5 coll {comm}seq=41 func=AllReduce {sizes}ncclFloat8e4m3 \
-                     channels=9 \
-                     warps=16 algo=NVLS_TREE proto=SIMPLE{traffic}{group}"
-                ),
-                format!(
-                    "type=4 parent={parent} rank=5 p2p {comm}func=Recv buff=0x3000 datatype=ncclUint8 \
-                     count=5000000000 peer=7{channels}{group}"
-                ),
-            )
-        }
-    };
+    let (coll, p2p) = expected_operations(version);
     let tag = if version >= 7 { " tag=1958" } else { "" };
     let coll = coll + if version >= 7 { " variant='' symmetric=0" } else { "" } + tag;
     let p2p = p2p + tag;
@@ -146,7 +118,7 @@ fn expected_events(version: usize) -> Vec<String> {
         format!("type=1024 parent=0xa1 rank=5 p2p api func=Send {call} stream=0x57 captured=0{tag}"),
         "type=2048 parent=0xa1 rank=5 launch stream=0x57".into(),
         format!(
-            "type=4096 parent=0xb0 rank=5 ce coll seq=41 func=AllReduce {sizes}ncclFloat8e4m3 \
+            "type=4096 parent=0xb0 rank=5 ce coll seq=41 func=AllReduce {SIZES}ncclFloat8e4m3 \
              stream=0x57 strategy='unicast' \
              intra=0 batch=0,0,0{tag}"
         ),
@@ -156,6 +128,41 @@ fn expected_events(version: usize) -> Vec<String> {
     ];
     let known = all.into_iter().enumerate().filter(|(bit, _)| KINDS[version - 1] & (1 << bit) != 0);
     known.enumerate().map(|(n, (_, line))| format!("start 0x101 {line} -> {:#x}", 0x12 + n)).collect()
+}
+
+/// The operations among them, a collective and a message, without what version 7 adds.
+fn expected_operations(version: usize) -> (String, String) {
+    let comm = "name=world hash=99 ";
+    match version {
+        1 => (
+            format!(
+                "type=2 parent=0xa0 rank=5 coll {comm}seq=41 func=4 {SIZES}10 channels=9 warps=16 algo=5 \
+                 proto=2 op=0 \
+                 collnet=0 nvls=1 traffic=0"
+            ),
+            format!(
+                "type=4 parent=0xa0 rank=5 p2p {comm}func=7 buff=0x3000 datatype=1 count=5000000000 peer=7"
+            ),
+        ),
+        _ => {
+            let comm = if version <= 3 { comm } else { "" };
+            let parent = if version <= 4 { "0xa0" } else { "0xb0" };
+            let traffic = if version == 2 { " traffic=0" } else { "" };
+            let channels = if version >= 4 { " channels=9" } else { "" };
+            let group = if version >= 5 { " group=0xa0" } else { "" };
+            (
+                format!(
+                    "type=2 parent={parent} rank=5 coll {comm}seq=41 func=AllReduce {SIZES}ncclFloat8e4m3 \
+                     channels=9 \
+                     warps=16 algo=NVLS_TREE proto=SIMPLE{traffic}{group}"
+                ),
+                format!(
+                    "type=4 parent={parent} rank=5 p2p {comm}func=Recv buff=0x3000 datatype=ncclUint8 \
+                     count=5000000000 peer=7{channels}{group}"
+                ),
+            )
+        }
+    }
 }
 
 #[test]

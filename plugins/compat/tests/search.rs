@@ -1,4 +1,4 @@
-//! How plugins are found, with libraries that are made for each test.
+//! The search for plugins, with libraries that are made for each test.
 
 #[path = "search/library.rs"]
 mod library;

@@ -22,8 +22,8 @@ const CHUNK_FAILS: i32 = 7;
 
 type Lines = Arc<Mutex<Vec<String>>>;
 
-/// What plugins say goes to the log that any test set last, so every log keeps its own lines and those of
-/// all.
+/// The lines of all plugins: they go to the log that any test set last, so every log keeps its own lines and
+/// these.
 static ALL: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 fn listening() -> (Log, Lines) {

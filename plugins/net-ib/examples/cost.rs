@@ -1,4 +1,4 @@
-//! What failover costs while nothing fails: messages of 1 MiB over two rails of the test double, with
+//! The cost of failover while nothing fails: messages of 1 MiB over two rails of the test double, with
 //! failover on and off in turns. Prints medians of the processor's time per message (all threads) and of the
 //! throughput, and the ratio of both.
 //!

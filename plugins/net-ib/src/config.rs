@@ -201,7 +201,8 @@ pub fn regard(name: &str) -> Regard {
 }
 
 impl Settings {
-    /// What the environment says, and a sentence about each value that makes no sense or is of no use here.
+    /// The settings of the environment, and a sentence about each value that makes no sense or is of no use
+    /// here.
     pub fn from_environment() -> (Self, Vec<String>) {
         Self::read(text)
     }

@@ -180,7 +180,7 @@ impl<M: Machine> Conn<M> {
         self.clock.read(Instant::now()).as_micros() as Time
     }
 
-    /// Whether data may flow: all rails are up, or one is and the others are late.
+    /// True if data may flow: all rails are up, or one is and the others are late.
     pub fn is_up(&mut self) -> bool {
         let all = &self.machine.rails().all;
         if !all.iter().any(|rail| rail.is_up()) {
@@ -453,13 +453,22 @@ impl<M: Machine> Conn<M> {
         };
         self.counters[usize::from(rail)].changed(up);
         let text = format!("IB: {}: {text}", self.name);
-        if up { self.log.info(Subsys::NET, text) } else { self.log.stress(text) }
+        if up {
+            return self.log.info(Subsys::NET, text);
+        }
+        self.log.stress(text);
+        self.log.count("IB", local_port(rails), "losses", 1);
     }
 
     /// Adds to the counters what the machine counted.
     pub fn count(&mut self) {
         let rails = &self.machine.rails().all;
-        rails.iter().zip(&self.counters).for_each(|(rail, counters)| counters.lost(rail.lost));
+        for ((rail, counters), name) in rails.iter().zip(&self.counters).zip(&self.names) {
+            match counters.lost(rail.lost) {
+                0 => {}
+                new => self.log.count("IB", local_port(name), "resent_chunks", new),
+            }
+        }
     }
 
     /// The connection is of no use any more: the host's memory is its own again.
@@ -526,7 +535,7 @@ impl<M: Machine> Conn<M> {
         let _ = self.control.turn();
     }
 
-    /// Whether there is no queue pair on a port, so that nothing is on its way through it.
+    /// True if there is no queue pair on a port, so that nothing is on its way through it.
     pub fn is_quiet(&self, port: usize) -> bool {
         self.rail_qps.iter().all(|rail_qp| rail_qp.local != port || rail_qp.is_empty())
     }
@@ -581,4 +590,8 @@ fn verbs(errno: i32) -> Why {
 /// The error for a call of the verbs library that failed.
 pub(crate) fn system(what: String, errno: i32) -> Error {
     Error::system(what, std::io::Error::from_raw_os_error(errno))
+}
+/// The name of the local port of a rail, which is called `LOCAL–REMOTE`.
+fn local_port(rail: &str) -> &str {
+    rail.split('–').next().unwrap_or(rail)
 }

@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The most control messages that are read at a time.
 const MOST_MESSAGES: usize = 64;
 
-/// What both ends of a control channel are set to: a dead host is noticed within 11 s.
+/// The options of both ends of a control channel: a dead host is noticed within 11 s.
 pub(crate) fn options() -> Options {
     let keepalive = Keepalive { idle: Duration::from_secs(5), interval: Duration::from_secs(2), count: 3 };
     Options { keepalive: Some(keepalive), ..Options::default() }
@@ -65,7 +65,7 @@ impl ControlChannel {
     /// Moves bytes; returns the messages that arrived.
     ///
     /// # Errors
-    /// What is wrong with a message.
+    /// The fault of a message, if it has one.
     pub fn turn(&mut self) -> Result<Vec<Message>, &'static str> {
         self.write();
         let mut messages = Vec::new();

@@ -17,7 +17,8 @@ use crate::verbs::{Caps, Cq, Errno, Mr, Qp, Route, Span};
 const READS: u32 = 64;
 /// The number of times that a read is tried again on a new queue pair.
 const TRIES: u32 = 3;
-/// How long after a failure: the kernel may learn a moment later than the HCA that a port is gone.
+/// The time after a failure at which ports are looked at: the kernel may learn a moment later than the HCA
+/// that a port is gone.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// One HCA's part. Work requests are numbered from 1, and complete in order.

@@ -1,5 +1,5 @@
-//! What both ends of a connection tell each other in the handshake of [`hawser_oob::handshake`]: the greeting
-//! adds the number of the listener, answer and welcome add a [`Block`].
+//! The parts of both ends in the handshake of [`hawser_oob::handshake`]: the greeting adds the number of the
+//! listener, answer and welcome add a [`Block`].
 
 use hawser_oob::handshake::{Key, Protocol};
 use hawser_plugin::net::HANDLE_BYTES;

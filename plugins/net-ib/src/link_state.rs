@@ -1,4 +1,4 @@
-//! Whether the network interface of a RoCE port hears its link, asked of the kernel directly.
+//! The state of a RoCE port's network interface, if it hears its link, asked of the kernel directly.
 //!
 //! Events of Ethernet ports come from Linux' link watch, which reports losses of all interfaces at most once
 //! per second (`net/core/link_watch.c`): the second of two cables is missed for that long.

@@ -23,7 +23,7 @@ pub(crate) struct Port {
     /// The speed in megabits per second.
     pub speed_mbps: u32,
     settings: Settings,
-    /// How good the first address was: a worse one reaches fewer peers, so the port waits for one as good.
+    /// The rank of the first address: a worse one reaches fewer peers, so the port waits for one as good.
     rank: Option<u32>,
     state: Mutex<PortState>,
     link_state: Mutex<Option<LinkState>>,
@@ -113,7 +113,7 @@ impl Port {
         changed
     }
 
-    /// Whether the link is not what the state says: a look that costs one system call.
+    /// True if the link is not what the state says: a look that costs one system call.
     pub fn is_stale(&self) -> bool {
         let active = self.state().info.active;
         lock(&self.link_state).as_ref().is_some_and(|link| link.is_on() != active)
@@ -171,8 +171,8 @@ pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Which ports `NCCL_IB_HCA` names: a list of `name[:port]`, names are prefixes; `=` in front asks for whole
-/// names, `^` excludes. NCCL's further fields (rail and plane) are taken and not used.
+/// True if `NCCL_IB_HCA` names a port: a list of `name[:port]`, names are prefixes; `=` in front asks for
+/// whole names, `^` excludes. NCCL's further fields (rail and plane) are taken and not used.
 pub(crate) fn is_wanted(filter: Option<&str>, device: &str, port: u8) -> bool {
     let Some(text) = filter.map(str::trim) else { return true };
     let (exclude, text) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));

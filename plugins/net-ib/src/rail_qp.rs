@@ -48,7 +48,7 @@ pub(crate) struct RailQp {
     stopping: Option<Instant>,
     /// Connects a pair: over Ethernet the kernel asks for the peer's address meanwhile, for a second or more.
     connecting: Option<JoinHandle<Connected>>,
-    /// What the peer shall be told when the pair is connected; None: it knows.
+    /// The answer to the peer when the pair is connected; None: it knows.
     answer: Option<Vec<u8>>,
     /// Destroys a pair that did not flush.
     destroyer: Option<JoinHandle<()>>,
@@ -315,7 +315,7 @@ impl RailQp {
         }
     }
 
-    /// Whether the fence is complete: everything was flushed, or the pair is destroyed. Drivers may take
+    /// Asks whether the fence is complete: everything was flushed, or the pair is destroyed. Drivers may take
     /// seconds to destroy a pair, so a thread does it, and other rails go on meanwhile. Says once how long it
     /// took.
     pub fn is_fenced(&mut self) -> Option<Duration> {

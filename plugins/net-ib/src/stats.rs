@@ -166,13 +166,15 @@ impl RailCounters {
         add(all, 1);
     }
 
-    /// So many chunks were lost since it came up first.
-    pub fn lost(&self, total: u64) {
+    /// So many chunks were lost since it came up first. Returns those that are new.
+    pub fn lost(&self, total: u64) -> u64 {
         let before = self.lost.load(Ordering::Relaxed);
-        if total > before {
+        let new = total.saturating_sub(before);
+        if new > 0 {
             self.lost.store(total, Ordering::Relaxed);
-            add(&RESENT, total - before);
+            add(&RESENT, new);
         }
+        new
     }
 
     /// A chunk took so many microseconds.

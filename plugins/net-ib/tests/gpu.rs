@@ -34,7 +34,7 @@ fn ends(context: &dyn NetContext) -> (Box<dyn Sender>, Box<dyn Receiver>) {
     (sender.unwrap(), receiver.unwrap())
 }
 
-/// What happens to the first device's port between a message and its flush.
+/// The fault of the first device's port between a message and its flush.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,

@@ -1,4 +1,5 @@
-//! What can be seen of a connection: counters of its rails, and events for profilers in NCCL's form.
+//! The signs that can be seen of a connection: counters of its rails, and events for profilers in NCCL's
+//! form.
 
 mod common;
 

@@ -55,7 +55,7 @@ pub struct Settings {
     pub forced: Vec<(String, IpAddr)>,
 }
 
-/// When the calling threads move long messages beside the plugin's threads.
+/// The condition under which the calling threads move long messages beside the plugin's threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Help {
     /// While those have to wait for processors.
@@ -88,7 +88,7 @@ impl Settings {
         }
     }
 
-    /// What the environment says, and a sentence about each value that makes no sense.
+    /// The settings of the environment, and a sentence about each value that makes no sense.
     pub fn from_environment() -> (Self, Vec<String>) {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self::read(processors, |name| hawser_plugin::setting(name)?.into_string().ok())
@@ -104,14 +104,14 @@ impl Settings {
         is_read.get()
     }
 
-    /// How long a peer whose host refuses connections may still come back: 3 s unless the timeout is short.
-    /// Its listener was there before its handle was, so its process is most likely gone.
+    /// The time in which a peer whose host refuses connections may still come back: 3 s unless the timeout is
+    /// short. Its listener was there before its handle was, so its process is most likely gone.
     pub(crate) fn patience_with_refusals(&self) -> Duration {
         (self.timeout / 20).min(Duration::from_secs(3))
     }
 
-    /// How long a sender whose sockets were closed at its end may take to come back: 5 s unless the timeout
-    /// is short. It dials at once if its process is alive.
+    /// The time that a sender whose sockets were closed at its end may take to come back: 5 s unless the
+    /// timeout is short. It dials at once if its process is alive.
     pub(crate) fn patience_with_silence(&self) -> Duration {
         (self.timeout / 12).min(Duration::from_secs(5))
     }

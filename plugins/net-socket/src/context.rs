@@ -30,7 +30,8 @@ pub(crate) struct SocketContext {
     lazy: Mutex<Lazy>,
 }
 
-/// What is made with the first connection: a context that is only asked for its devices starts no thread.
+/// The parts that are made with the first connection: a context that is only asked for its devices starts no
+/// thread.
 #[derive(Default)]
 struct Lazy {
     shared: Option<Arc<Shared>>,

@@ -48,7 +48,7 @@ impl Loss {
     }
 }
 
-/// Why [`Control::pump`] stopped.
+/// The reason why [`Control::pump`] stopped.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Trouble {
     /// The socket is lost and closed; the stream goes on with another.

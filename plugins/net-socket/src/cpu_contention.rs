@@ -15,7 +15,7 @@ use crate::config::Help;
 
 /// The time that one measurement lasts.
 const WINDOW: Duration = Duration::from_millis(20);
-/// How long the host's threads help at first, and at most, in milliseconds.
+/// The time for which the host's threads help at first, and at most, in milliseconds.
 const REST: [u64; 2] = [250, 4000];
 
 /// Of a context.
@@ -106,7 +106,7 @@ fn parse(text: &[u8]) -> Option<[u64; 2]> {
     Some([words.next()?.ok()?, words.next()?.ok()?])
 }
 
-/// Whether a thread that ran and waited so many nanoseconds was kept from its work; None if it had too
+/// True if a thread that ran and waited so many nanoseconds was kept from its work; None if it had too
 /// little.
 fn verdict(ran: u64, waited: u64) -> Option<bool> {
     (ran + waited >= WINDOW.as_nanos() as u64 / 10).then_some(waited > ran / 2)

@@ -6,7 +6,7 @@ use hawser_oob::interface::Interface;
 use hawser_plugin::net::{MAX_RECVS, MAX_REQUESTS, MAX_VIRTUAL, NetProperties};
 use hawser_plugin::{Error, ErrorKind, Result};
 
-/// What an interface that does not say its speed is taken for (NCCL's number).
+/// The speed that an interface which does not say it is taken for (NCCL's number).
 const UNKNOWN_MBPS: u32 = 10_000;
 /// Longest message: what NCCL accepts.
 const MOST_BYTES: u64 = 1 << 40;

@@ -1,4 +1,4 @@
-//! What travels on the sockets once they are authenticated: records on the control connection, chunks on data
+//! The messages on the sockets once they are authenticated: records on the control connection, chunks on data
 //! sockets.
 //!
 //! A record is 8 bytes (kind, count, pipe, length of the rest) and its rest. A chunk is a header of 32 bytes

@@ -1,4 +1,4 @@
-//! What both ends of a socket tell each other in the handshake of [`hawser_oob::handshake`].
+//! The parts of both ends of a socket in the handshake of [`hawser_oob::handshake`].
 //!
 //! | from | message | adds |
 //! |---|---|---|
@@ -94,7 +94,7 @@ impl Hello {
     }
 }
 
-/// Why a listener does not want a socket.
+/// The reason why a listener does not want a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Refusal {

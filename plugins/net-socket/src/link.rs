@@ -1,4 +1,4 @@
-//! What both ends of a connection are beside their sockets: alive, failed or closed.
+//! The state of both ends of a connection beside their sockets: alive, failed or closed.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -82,6 +82,11 @@ impl Link {
     /// A line about what is lost while the rest goes on.
     pub fn stress(&self, text: impl std::fmt::Display) {
         self.log.stress(format!("Socket: {}: {text}", self.name));
+    }
+
+    /// Adds to a count that the host keeps of an interface.
+    pub fn count(&self, interface: &str, what: &str, by: u64) {
+        self.log.count("Socket", interface, what, by);
     }
 }
 

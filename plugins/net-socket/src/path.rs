@@ -1,4 +1,4 @@
-//! Which way a socket goes: from which interface to which address of the peer.
+//! The path of a socket: from an interface to an address of the peer.
 
 use std::net::{IpAddr, SocketAddr};
 

@@ -94,7 +94,7 @@ impl Pool {
         self.workers.is_empty()
     }
 
-    /// Whether the host's threads should drive sockets: there are no others, or those wait for processors.
+    /// True if the host's threads should drive sockets: there are no others, or those wait for processors.
     pub fn wants_help(&self) -> bool {
         self.is_empty() || self.contention.is_on()
     }

@@ -1,4 +1,4 @@
-//! What the sender has to do: credits of the receiver, messages in flight, chunks to be sent. No I/O.
+//! The work of the sender: credits of the receiver, messages in flight, chunks to be sent. No I/O.
 //!
 //! 1. The receiver posts receives; each comes here as a credit with its segments' slots, tags and capacities.
 //! 2. A send takes a slot of the **oldest** credit that still has one: any if the credit has one segment,

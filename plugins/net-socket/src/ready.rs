@@ -1,4 +1,4 @@
-//! Which sockets have something to read, asked of the kernel once for all connections of a context.
+//! The sockets that have something to read, asked of the kernel once for all connections of a context.
 //!
 //! The host tests its receives over and over. Asking every socket each time would cost a call of the kernel
 //! for each, which also locks the socket just when a packet wants in. So one epoll watches them all,

@@ -20,7 +20,8 @@ pub(crate) struct RxPipe {
     readable: Arc<Flag>,
 }
 
-/// Who hears of a socket: its thread, of its end the service thread, and without a thread the host's.
+/// The threads that hear of a socket: its own, of its end the service thread, and without a thread the
+/// host's.
 #[derive(Default)]
 pub(crate) struct Joined {
     /// The socket's place in the pool of threads.
@@ -39,7 +40,7 @@ pub(crate) struct Lane {
     generation: u32,
     /// Whole chunks that this socket brought.
     chunks: u64,
-    /// What comes between payloads: where chunks are sealed, the tag of the one before; then the header, and
+    /// The bytes between payloads: where chunks are sealed, the tag of the one before; then the header, and
     /// its tag.
     between: [u8; TAG + CHUNK_HEADER + TAG],
     /// Bytes of that which are there.

@@ -117,7 +117,7 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    /// Where the socket's next bytes go; tell [`Incoming::filled`] how many there were.
+    /// The place for the socket's next bytes; tell [`Incoming::filled`] how many there were.
     pub fn space(&mut self) -> &mut [u8] {
         if self.have == self.buffer.len() {
             let more = (self.buffer.len() * 2).clamp(READ_AHEAD, MOST_READ_AHEAD);

@@ -1,5 +1,5 @@
-//! What data sockets ask of the kernel beyond [`hawser_oob::socket`]: pieces of memory, zero-copy sends, the
-//! state of the path.
+//! The calls of the kernel for data sockets beyond [`hawser_oob::socket`]: pieces of memory, zero-copy sends,
+//! the state of the path.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -116,7 +116,7 @@ pub(crate) fn drop_notices(fd: BorrowedFd<'_>) {
 /// The kernel's knowledge of the way to the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Flow {
-    /// How often it has repeated its oldest packet or window probe without any answer.
+    /// The number of times that it has repeated its oldest packet or window probe without any answer.
     pub unanswered: u32,
     /// Bytes that the peer's kernel has acknowledged.
     pub acknowledged: u64,

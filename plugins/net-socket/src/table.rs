@@ -1,4 +1,4 @@
-//! What the receiver waits for: posted receives and how much of each has arrived. No I/O.
+//! The waits of the receiver: posted receives and how much of each has arrived. No I/O.
 //!
 //! 1. A posted receive gets the next slots, one per segment; the sender learns of them in the same order.
 //! 2. A message comes either inside one record or as chunks, never both. Each byte comes once: the sender

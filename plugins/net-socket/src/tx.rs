@@ -376,6 +376,7 @@ impl TxConn {
                 if let Some(repeated) = settled {
                     stats::add(&stats::LOST, 1);
                     stats::add(&stats::REPEATED, repeated as u64);
+                    self.link.count(self.home(pipe.into()), "resent_chunks", repeated as u64);
                     self.redial(Socket::Pipe(pipe));
                     // Without threads the next call of the host sees to it; control is locked here.
                     if !self.shared.pool.is_empty() {
@@ -413,12 +414,16 @@ impl TxConn {
         }
     }
 
+    /// The interface of a data socket where it was dialled first and comes back to; empty if there is none.
+    fn home(&self, index: usize) -> &str {
+        self.members.get(index % self.members.len().max(1)).map_or("", |member| &member.name)
+    }
+
     fn pipe_lost(&self, index: usize, generation: u32, loss: &Loss) {
-        // Its home, where it was dialled first and comes back to.
-        let home =
-            self.members.get(index % self.members.len().max(1)).map(|member| format!(" of {}", member.name));
-        let home = home.unwrap_or_default();
-        self.link.stress(format!("lost data socket {index}{home} ({}), the others carry on", loss.reason));
+        let home = self.home(index);
+        let of = if home.is_empty() { String::new() } else { format!(" of {home}") };
+        self.link.stress(format!("lost data socket {index}{of} ({}), the others carry on", loss.reason));
+        self.link.count(home, "losses", 1);
         let mut control = lock(&self.control);
         control.push(&Record::PipeDown { pipe: index as u16, generation });
         let trouble = control.flush();

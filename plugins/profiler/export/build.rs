@@ -1,4 +1,4 @@
-//! How the library is linked: its name, and that it stays loaded, because Rust's thread-local data does not
+//! The linking of the library: its name, and that it stays loaded, because Rust's thread-local data does not
 //! survive dlclose.
 
 fn main() {

@@ -1,4 +1,4 @@
-//! How many events of each kind there were, and what they were to move.
+//! The number of events of each kind, and the bytes that they were to move.
 
 use std::fmt::Write;
 

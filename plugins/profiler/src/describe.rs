@@ -1,5 +1,6 @@
 //! Names of events and their particulars, for people who look at the trace.
 
+use compact_str::{CompactString, format_compact};
 use hawser_plugin::profiler::{Event, EventMask, EventState, What};
 
 /// A particular of an event.
@@ -7,7 +8,7 @@ use hawser_plugin::profiler::{Event, EventMask, EventState, What};
 pub enum Value {
     Number(u64),
     Truth(bool),
-    Text(String),
+    Text(CompactString),
     /// An address or another number that is read in hexadecimal.
     Hex(u64),
 }
@@ -41,24 +42,25 @@ pub fn index(kind: EventMask) -> usize {
 }
 
 /// The text on the event's bar.
-pub fn name(what: &What<'_>) -> String {
-    match what {
-        What::Coll { func, .. } | What::P2p { func, .. } | What::CeColl { func, .. } => (*func).to_owned(),
-        What::CollApi { func, .. } | What::P2pApi { func, .. } => format!("nccl{func}"),
-        What::GroupApi { .. } => "ncclGroup".to_owned(),
-        What::Group => "group".to_owned(),
-        What::ProxyOp { is_send: true, .. } => "proxy send".to_owned(),
-        What::ProxyOp { is_send: false, .. } => "proxy receive".to_owned(),
-        What::ProxyStep { .. } => "proxy step".to_owned(),
-        What::ProxyCtrl => "proxy thread".to_owned(),
-        What::KernelCh { .. } => "kernel channel".to_owned(),
-        What::KernelLaunch { .. } => "kernel launch".to_owned(),
-        What::NetPlugin { .. } => "network".to_owned(),
-        What::CeSync { .. } => "copy engine sync".to_owned(),
-        What::CeBatch { .. } => "copy engine batch".to_owned(),
-        What::KernelPhase { name, .. } => (*name).to_owned(),
-        _ => "event".to_owned(),
-    }
+pub fn name(what: &What<'_>) -> CompactString {
+    let fixed = match what {
+        What::Coll { func, .. } | What::P2p { func, .. } | What::CeColl { func, .. } => func,
+        What::CollApi { func, .. } | What::P2pApi { func, .. } => return format_compact!("nccl{func}"),
+        What::GroupApi { .. } => "ncclGroup",
+        What::Group => "group",
+        What::ProxyOp { is_send: true, .. } => "proxy send",
+        What::ProxyOp { is_send: false, .. } => "proxy receive",
+        What::ProxyStep { .. } => "proxy step",
+        What::ProxyCtrl => "proxy thread",
+        What::KernelCh { .. } => "kernel channel",
+        What::KernelLaunch { .. } => "kernel launch",
+        What::NetPlugin { .. } => "network",
+        What::CeSync { .. } => "copy engine sync",
+        What::CeBatch { .. } => "copy engine batch",
+        What::KernelPhase { name, .. } => name,
+        _ => "event",
+    };
+    CompactString::new(fixed)
 }
 
 /// Everything else that the host said.
@@ -71,7 +73,7 @@ pub fn particulars(event: &Event<'_>) -> Particulars {
 }
 
 fn of_kind(what: &What<'_>) -> Particulars {
-    let text = |text: &str| Value::Text(text.to_owned());
+    let text = |text: &str| Value::Text(text.into());
     let small = |number: u32| Value::Number(number.into());
     match *what {
         What::Coll { seq, send, recv, count, root, datatype, channels, warps, algo, proto, .. } => vec![
@@ -123,7 +125,7 @@ fn bytes(count: u64, datatype: &str) -> Value {
 
 /// Those of the user's calls and of copy engines.
 fn call_particulars(what: &What<'_>) -> Particulars {
-    let text = |text: &str| Value::Text(text.to_owned());
+    let text = |text: &str| Value::Text(text.into());
     let small = |number: u32| Value::Number(number.into());
     match *what {
         What::GroupApi { depth, captured } => {

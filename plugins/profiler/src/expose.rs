@@ -1,4 +1,4 @@
-//! Where figures go: a file that node_exporter's textfile collector reads, and an HTTP endpoint for
+//! The ways out for figures: a file that node_exporter's textfile collector reads, and an HTTP endpoint for
 //! Prometheus itself, on loopback or a socket of the file system.
 
 use std::fs;
@@ -300,6 +300,27 @@ fn response(status: &str, body: &str, has_body: bool) -> String {
         body.len(),
         if has_body { body } else { "" }
     )
+}
+
+/// Reads bytes as what a client sends, in pieces as long as the first byte says, for a fuzz target.
+///
+/// # Panics
+/// An answer is none.
+pub fn fuzz_request(bytes: &[u8]) {
+    static METRICS: std::sync::LazyLock<Metrics> = std::sync::LazyLock::new(|| {
+        Metrics::new(0).unwrap_or_else(|error| panic!("figures without an operation: {error}"))
+    });
+    let Some((piece, mut rest)) = bytes.split_first() else { return };
+    let mut read = |buffer: &mut [u8], _| {
+        let count = rest.len().min(usize::from(*piece).max(1)).min(buffer.len());
+        let (now, later) = rest.split_at(count);
+        buffer[..count].copy_from_slice(now);
+        rest = later;
+        Ok(count)
+    };
+    if let Ok(text) = answer(&mut read, &METRICS) {
+        assert!(text.starts_with("HTTP/1.1 ") && text.contains("\r\n\r\n"), "{text}");
+    }
 }
 
 #[cfg(test)]

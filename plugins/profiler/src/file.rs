@@ -305,7 +305,7 @@ fn lock(file: &File) -> io::Result<()> {
     }
 }
 
-/// Where the array of a file that we wrote ends; None if it does not look like one.
+/// The end of the array of a file that we wrote; None if it does not look like one.
 fn end_of(file: &File) -> io::Result<Option<u64>> {
     let closing = CLOSING.len() as u64;
     let Some(end) = file.metadata()?.len().checked_sub(closing) else { return Ok(None) };

@@ -14,6 +14,7 @@
 //! | `describe` | names an event and its particulars |
 //! | `record` | a finished event, and its lines in the trace |
 //! | `metrics` | figures for Prometheus |
+//! | `host_figures` | what the host counts, for Prometheus too |
 //! | `expose` | writes them to a file, and answers clients |
 //! | `otel` | pushes them to a collector of OpenTelemetry, with the feature `otel` |
 //! | `file` | writes lines from a thread of its own; the file is valid JSON after each write |
@@ -37,6 +38,7 @@ mod describe;
 mod expose;
 mod file;
 mod follower;
+mod host_figures;
 mod metrics;
 #[cfg_attr(not(feature = "otel"), path = "no_otel.rs")]
 mod otel;
@@ -45,6 +47,12 @@ mod record;
 mod settings;
 mod tree;
 mod watched;
+
+/// Entry point for a fuzz target.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use crate::expose::fuzz_request as request;
+}
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,7 +136,7 @@ impl TraceProfiler {
             }),
         };
         let started = started.and_then(|metrics| {
-            metrics.follow(&self.follower);
+            metrics.follow(&self.follower, &config.log);
             own.metrics = Some(metrics.clone());
             let file = (settings.metrics_file_of(own.rank), settings.metrics_interval);
             Figures::start(metrics, file, settings.metrics_listen_of(own.rank).as_ref(), &config.log)

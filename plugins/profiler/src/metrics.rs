@@ -6,12 +6,14 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use hawser_plugin::Log;
 use prometheus::core::Collector;
 use prometheus::{
     Counter, CounterVec, Gauge, GaugeVec, HistogramOpts, HistogramVec, Opts, Registry, TextEncoder,
 };
 
 use crate::follower::Follower;
+use crate::host_figures;
 use crate::otel::Otel;
 use crate::record::Record;
 
@@ -66,6 +68,10 @@ pub struct Member {
 pub struct Metrics {
     /// Takes what has come, before somebody reads.
     follower: OnceLock<Arc<Follower>>,
+    /// The host, which has figures of its own.
+    host: OnceLock<Log>,
+    /// The rank that all figures carry.
+    rank: u32,
     otel: OnceLock<Otel>,
     registry: Registry,
     seconds: HistogramVec,
@@ -88,53 +94,32 @@ impl Metrics {
     /// # Errors
     /// A name is used twice, which would be a mistake in this file.
     pub fn new(rank: u32) -> prometheus::Result<Self> {
-        let labels = [("rank", rank.to_string()), ("process", std::process::id().to_string())];
-        let labels = labels.map(|(name, value)| (name.to_owned(), value));
-        let registry = Registry::new_custom(Some("hawser".into()), Some(labels.into_iter().collect()))?;
-        let histogram = |name: &str, help: &str, bounds: &[f64], labels: &[&str]| {
-            HistogramVec::new(HistogramOpts::new(name, help).buckets(bounds.to_vec()), labels)
-        };
+        let counter =
+            |name: &str, help: &str, labels: &[&str]| CounterVec::new(Opts::new(name, help), labels);
         let by = ["operation", "size"];
+        let [seconds, busbw, achieved] = histograms(&by)?;
         let metrics = Self {
-            seconds: histogram(
-                "operation_seconds",
-                "Time from the call of an operation to its end, by function and largest size of the class.",
-                &SECONDS,
+            seconds,
+            busbw,
+            achieved,
+            predicted: counter(
+                "operation_predicted_seconds_total",
+                "Predicted times of the collectives that operation_achieved_part counts.",
                 &by,
             )?,
-            busbw: histogram(
-                "operation_busbw_bytes_per_second",
-                "Bus bandwidth of an operation as nccl-tests count it, by function and largest size.",
-                &BANDWIDTHS,
+            measured: counter(
+                "operation_measured_seconds_total",
+                "Measured times of the same collectives.",
                 &by,
             )?,
-            achieved: histogram(
-                "operation_achieved_part",
-                "Achieved speed of a collective as part of the planner's prediction (1: as predicted), where \
-                 the end of its work was seen.",
-                &PARTS,
-                &by,
-            )?,
-            predicted: CounterVec::new(
-                Opts::new(
-                    "operation_predicted_seconds_total",
-                    "Predicted times of the collectives that operation_achieved_part counts.",
-                ),
-                &by,
-            )?,
-            measured: CounterVec::new(
-                Opts::new("operation_measured_seconds_total", "Measured times of the same collectives."),
-                &by,
-            )?,
-            bytes: CounterVec::new(
-                Opts::new("operation_bytes_total", "Bytes of finished operations, as nccl-tests count them."),
+            bytes: counter(
+                "operation_bytes_total",
+                "Bytes of finished operations, as nccl-tests count them.",
                 &["operation"],
             )?,
-            unfinished: CounterVec::new(
-                Opts::new(
-                    "operations_unfinished_total",
-                    "Operations that were not over when their communicator was closed.",
-                ),
+            unfinished: counter(
+                "operations_unfinished_total",
+                "Operations that were not over when their communicator was closed.",
                 &["operation"],
             )?,
             open: Gauge::new("operations_open", "Operations that have been called and are not over.")?,
@@ -148,8 +133,10 @@ impl Metrics {
                 Opts::new("communicator_info", "1 for each communicator that is open, with its rank."),
                 &["communicator", "name", "comm_rank", "ranks"],
             )?,
-            registry,
+            registry: registry(rank)?,
             follower: OnceLock::new(),
+            host: OnceLock::new(),
+            rank,
             otel: OnceLock::new(),
         };
         metrics.register()?;
@@ -174,9 +161,10 @@ impl Metrics {
         all.into_iter().try_for_each(|family| self.registry.register(family))
     }
 
-    /// Names the one that follows the events of this process.
-    pub fn follow(&self, follower: &Arc<Follower>) {
+    /// Names the one that follows the events of this process, and the host.
+    pub fn follow(&self, follower: &Arc<Follower>, host: &Log) {
         self.follower.get_or_init(|| follower.clone());
+        self.host.get_or_init(|| host.clone());
     }
 
     /// Has the figures pushed as well.
@@ -267,8 +255,44 @@ impl Metrics {
         if let Some(follower) = self.follower.get() {
             follower.look();
         }
-        TextEncoder::new().encode_to_string(&self.registry.gather())
+        let mut families = self.registry.gather();
+        if let Some(host) = self.host.get() {
+            families.extend(host_figures::families(&registry(self.rank)?, host.figures()));
+        }
+        TextEncoder::new().encode_to_string(&families)
     }
+}
+
+/// The times, bus bandwidths and parts of the predicted speed of operations, by these labels.
+fn histograms(by: &[&str]) -> prometheus::Result<[HistogramVec; 3]> {
+    let histogram = |name: &str, help: &str, bounds: &[f64]| {
+        HistogramVec::new(HistogramOpts::new(name, help).buckets(bounds.to_vec()), by)
+    };
+    Ok([
+        histogram(
+            "operation_seconds",
+            "Time from the call of an operation to its end, by function and largest size of the class.",
+            &SECONDS,
+        )?,
+        histogram(
+            "operation_busbw_bytes_per_second",
+            "Bus bandwidth of an operation as nccl-tests count it, by function and largest size.",
+            &BANDWIDTHS,
+        )?,
+        histogram(
+            "operation_achieved_part",
+            "Achieved speed of a collective as part of the planner's prediction (1: as predicted), where \
+             the end of its work was seen.",
+            &PARTS,
+        )?,
+    ])
+}
+
+/// A registry whose figures carry the rank and the process.
+fn registry(rank: u32) -> prometheus::Result<Registry> {
+    let labels = [("rank", rank.to_string()), ("process", std::process::id().to_string())];
+    let labels = labels.map(|(name, value)| (name.to_owned(), value));
+    Registry::new_custom(Some("hawser".into()), Some(labels.into_iter().collect()))
 }
 
 /// The bytes of an operation by which nccl-tests count, from those of the call's count.
@@ -388,6 +412,31 @@ mod tests {
         assert!((of("operation_achieved_part_sum") - 1.2).abs() < 1e-9);
         assert!((of("operation_predicted_seconds_total") - 0.00215).abs() < 1e-9);
         assert!((of("operation_measured_seconds_total") - 0.003).abs() < 1e-9);
+    }
+
+    /// A host with a figure.
+    struct Host;
+
+    impl hawser_plugin::Listener for Host {
+        fn line(&self, _: hawser_plugin::Level, _: hawser_plugin::Subsys, _: &str) {}
+
+        fn figures(&self) -> Vec<hawser_plugin::host::Figure> {
+            let labels = vec![("device".to_owned(), "0".to_owned())];
+            vec![hawser_plugin::host::Figure::new("pool_used_bytes".into(), labels, 7, false)]
+        }
+    }
+
+    #[test]
+    fn figures_of_the_host_stand_behind_those_of_events() {
+        let metrics = Metrics::new(3).unwrap();
+        assert!(!metrics.text().unwrap().contains("pool"), "no host");
+        metrics.follow(&Arc::default(), &Log::to(Host));
+        let text = metrics.text().unwrap();
+        let line = text.lines().find(|line| line.starts_with("hawser_pool_used_bytes{")).unwrap();
+        assert!(
+            line.contains("device=\"0\"") && line.contains("rank=\"3\"") && line.ends_with(" 7"),
+            "{line}"
+        );
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What the host's threads leave for the thread that follows the events: a list of steps, which takes a lock
-//! that is free nearly always, a look at the clock, and a few stores.
+//! The queue of events that the host's threads leave for the thread that follows the events: a list of steps,
+//! which takes a lock that is free nearly always, a look at the clock, and a few stores.
 
 use std::cell::Cell;
 

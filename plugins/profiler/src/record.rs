@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use compact_str::CompactString;
 use hawser_plugin::profiler::ProfilerConfig;
 use serde_json::json;
 
@@ -18,7 +19,7 @@ pub struct Record {
     pub parent: Option<u64>,
     /// Index in [`KINDS`].
     pub kind: usize,
-    pub name: String,
+    pub name: CompactString,
     pub particulars: Particulars,
     /// The thread that started it.
     pub thread: u32,

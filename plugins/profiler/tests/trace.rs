@@ -262,7 +262,8 @@ fn a_trace_that_cannot_be_written_is_an_error() {
     assert!(error.text.contains("none/trace.json") && error.text.contains("No such file"), "{error}");
 }
 
-/// What viewers need: threads have names, communicators stand in the order of ranks, calls have bytes.
+/// The file has all that viewers need: threads have names, communicators stand in the order of ranks, calls
+/// have bytes.
 #[test]
 fn threads_have_names_and_calls_have_bytes() {
     let folder = tempfile::tempdir().unwrap();

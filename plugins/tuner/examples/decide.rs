@@ -1,4 +1,4 @@
-//! What a decision costs: `cargo run --release -p hawser-tuner --example decide`.
+//! The cost of a decision: `cargo run --release -p hawser-tuner --example decide`.
 //!
 //! Nanoseconds per question, the least of several runs; figures are in `bench/README.md`.
 

@@ -27,7 +27,8 @@ pub struct Rule {
     pub bytes: RangeInclusive<u64>,
     /// Algorithm to take.
     pub algorithm: Algorithm,
-    /// Who has to run it, if the name says so (`sym_one_shot`); None = whoever does it step by step.
+    /// The executor that has to run it, if the name says so (`sym_one_shot`); None = whoever does it step by
+    /// step.
     pub executor: Option<Executor>,
     /// Protocol to take.
     pub protocol: Protocol,
@@ -76,7 +77,7 @@ impl Rule {
             name: None,
             priority: 0,
             when,
-            chain: vec![Action { program: None, way, channels: self.channels, chunk: None }],
+            chain: vec![Action { way, channels: self.channels, ..Action::DEFAULT }],
             never_worse: false,
         }
     }

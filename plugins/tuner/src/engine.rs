@@ -111,7 +111,7 @@ impl Verdict<'_> {
     /// The answer of a user's rule.
     fn answer(&self) -> Answer {
         let answer = if self.action.names_a_way() { Answer::ordered(self.at) } else { Answer::default() };
-        answer.with_channels(self.action.channels)
+        answer.with_channels(self.action.channels).with_class(self.action.class)
     }
 }
 
@@ -198,19 +198,21 @@ impl Engine {
         self.decide_by(|rule| !adaptive::is_suspended(rule), question, candidates, |_| {}, see)
     }
 
-    /// What the user's rules say of a candidate that something else has chosen: the first action that means
-    /// it, which may name channels and a chunk. Trials and what is learned from them run as the floor would,
-    /// so that only ways are compared.
+    /// The word of the user's rules about a candidate that something else has chosen: the first action that
+    /// means it, which may name channels and a chunk. Trials and what is learned from them run as the floor
+    /// would, so that only ways are compared.
     fn details(&self, question: &Question, chosen: &Candidate<'_>) -> Option<&Action> {
         let is_users = |rule: &Rule| !adaptive::is_learned(rule);
         let verdict = self.decide_by(is_users, question, std::slice::from_ref(chosen), |_| {}, |_, _| {});
         verdict.map(|verdict| verdict.action)
     }
 
-    /// The answer that takes this candidate, with the channels that the user's rules have for it.
+    /// The answer that takes this candidate, with the channels and the class that the user's rules have for
+    /// it.
     fn as_the_floor_would(&self, question: &Question, candidates: &[Candidate<'_>], at: usize) -> Answer {
         let details = self.details(question, &candidates[at]);
-        Answer::ordered(at).with_channels(details.and_then(|action| action.channels))
+        let (channels, class) = details.map_or((None, None), |action| (action.channels, action.class));
+        Answer::ordered(at).with_channels(channels).with_class(class)
     }
 
     /// The decision by the rules that count; `passed` gets those for other sizes.
@@ -418,8 +420,8 @@ impl TunerContext for Engine {
     }
 }
 
-/// How many of the rules are for other sizes before one that may be for this. Apart from its caller it stays
-/// a tight loop, however the crate is compiled.
+/// The number of rules for other sizes before one that may be for this. Apart from its caller it stays a
+/// tight loop, however the crate is compiled.
 #[inline(never)]
 fn of_other_sizes(entries: &[Entry], bytes: u64) -> usize {
     let mut count = 0;

@@ -62,8 +62,8 @@ use engine::Engine;
 use files::{Absent, Form, RuleFile};
 use rule::Job;
 
-/// Where CSV rules are looked for by the plugin for NVIDIA's NCCL if nothing is set: NVIDIA's example has the
-/// same name.
+/// The file in which CSV rules are looked for by the plugin for NVIDIA's NCCL if nothing is set: NVIDIA's
+/// example has the same name.
 const DEFAULT_CSV: &str = "nccl_tuner.conf";
 
 inventory::submit! {

@@ -94,7 +94,7 @@ pub(crate) fn nearest<'a>(wrong: &str, words: impl IntoIterator<Item = &'a str>)
         .map(|(_, w)| w)
 }
 
-/// How many characters have to be changed, put in or taken out to make one text of the other.
+/// The number of characters that have to be changed, put in or taken out to make one text of the other.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -109,7 +109,7 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// Whether `text` is what a pattern with `*` (any text) and `?` (one character) describes.
+/// True if `text` is what a pattern with `*` (any text) and `?` (one character) describes.
 pub fn matches_glob(pattern: &str, text: &str) -> bool {
     let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
     let (mut p, mut t, mut star) = (0, 0, None);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hawser_plugin::collnet::DataType;
 use hawser_plugin::tuner::{
-    Algorithm, Candidate, Decision, Executor, Function, Protocol, Question, Reduction,
+    Algorithm, Candidate, Class, Decision, Executor, Function, Protocol, Question, Reduction,
 };
 
 use crate::names::{self, DATA_TYPES};
@@ -55,8 +55,8 @@ pub fn in_order<'r>(rules: impl Iterator<Item = &'r Rule>) -> Vec<&'r Rule> {
     ordered
 }
 
-/// How much slower than the cost model's own choice an action of a `never_worse` rule may look. The model is
-/// not more exact.
+/// The factor by which an action of a `never_worse` rule may look slower than the cost model's own choice.
+/// The model is not more exact.
 pub const GUARD: f32 = 1.1;
 
 impl Rule {
@@ -275,13 +275,15 @@ pub struct Action {
     pub channels: Option<u32>,
     /// The bytes per chunk; None = the library's default.
     pub chunk: Option<u64>,
+    /// The class of the operation; None = as the call or the communicator says.
+    pub class: Option<Class>,
 }
 
 impl Action {
     /// The action that leaves everything to the cost model.
-    pub const DEFAULT: Self = Self { program: None, way: Way::ANY, channels: None, chunk: None };
+    pub const DEFAULT: Self = Self { program: None, way: Way::ANY, channels: None, chunk: None, class: None };
 
-    /// Whether the action names a way to do the call, and not only how what is chosen anyway is done.
+    /// True if the action names a way to do the call, and not only how what is chosen anyway is done.
     pub fn names_a_way(&self) -> bool {
         self.program.is_some() || self.way != Way::ANY
     }
@@ -300,7 +302,8 @@ impl fmt::Display for Action {
             None => write!(f, "{}", self.way)?,
         }
         self.channels.map_or(Ok(()), |channels| write!(f, " channels {channels}"))?;
-        self.chunk.map_or(Ok(()), |chunk| write!(f, " chunk {}", range::size(chunk)))
+        self.chunk.map_or(Ok(()), |chunk| write!(f, " chunk {}", range::size(chunk)))?;
+        self.class.map_or(Ok(()), |class| write!(f, " class {}", class.name()))
     }
 }
 
@@ -313,7 +316,7 @@ pub struct Way {
     pub executor: Option<RunBy>,
     /// The protocol that is meant. Without an executor it does not mean fused kernels, as it never did.
     pub protocol: Option<Protocol>,
-    /// Whether candidates that the user's settings hold back are meant too: the rule names the executor
+    /// True if candidates that the user's settings hold back are meant too: the rule names the executor
     /// itself.
     pub takes_held: bool,
 }

@@ -21,7 +21,7 @@ pub fn rule_file() -> Option<PathBuf> {
     setting(RULE_FILE).map(PathBuf::from)
 }
 
-/// Whether the user named a tuner plugin: [`RULE_FILE`] is meant for that one then.
+/// True if the user named a tuner plugin: [`RULE_FILE`] is meant for that one then.
 pub fn names_a_tuner() -> bool {
     setting(TUNERS).is_some_and(|value| value != "none")
 }

@@ -98,6 +98,7 @@ fn action(action: &Action) -> String {
     pairs.extend(protocol.map(|protocol| ("protocol", quoted(protocol.name()))));
     pairs.extend(action.channels.map(|channels| ("channels", channels.to_string())));
     pairs.extend(action.chunk.map(|chunk| ("chunk", quoted(&range::size(chunk)))));
+    pairs.extend(action.class.map(|class| ("class", quoted(class.name()))));
     table(&pairs)
 }
 

@@ -40,8 +40,8 @@ fn open(csv: &str, ranks: u32, nodes: u32) -> Opened {
     open_all(&[("rules.csv", csv)], ranks, nodes)
 }
 
-/// Which of ring/simple, tree/ll, pat/simple (impossible) and one_shot/ll is ordered for a question, and the
-/// channels.
+/// The candidate that is ordered for a question, of ring/simple, tree/ll, pat/simple (impossible) and
+/// one_shot/ll, and the channels.
 fn ask(context: &dyn TunerContext, question: &Question) -> (Option<usize>, Option<u32>) {
     let decision = |algorithm, protocol| Decision::new(algorithm, Executor::Interpreter, protocol);
     let mut list = [

@@ -6,6 +6,8 @@
 
 pub mod mutate;
 
+use hawser_plan::cost::Constants;
+use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plugin::net::HANDLE_BYTES;
 use hawser_program::text;
 use hawser_runtime::UniqueId;
@@ -20,7 +22,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 16] = [
+pub const TARGETS: [Target; 24] = [
     Target { name: "unique_id", run: unique_id },
     Target { name: "bootstrap", run: hawser_runtime::bootstrap::fuzzing::frame },
     Target { name: "one_sided", run: hawser_runtime::rma::fuzzing::message },
@@ -37,6 +39,14 @@ pub const TARGETS: [Target; 16] = [
     Target { name: "msccl_xml", run: msccl_xml },
     Target { name: "mscclpp_json", run: mscclpp_json },
     Target { name: "plan_text", run: plan_text },
+    Target { name: "cluster_file", run: cluster_file },
+    Target { name: "nccl_topology", run: nccl_topology },
+    Target { name: "journal", run: hawser_runtime::progress::fuzzing::slot },
+    Target { name: "link_constants", run: link_constants },
+    Target { name: "rules_import", run: rules_import },
+    Target { name: "trace_json", run: hawser_cli::fuzzing::trace },
+    Target { name: "elf_head", run: hawser_cli::fuzzing::elf_head },
+    Target { name: "metrics_request", run: hawser_profiler::fuzzing::request },
 ];
 
 /// Runs the target of this name.
@@ -70,6 +80,24 @@ fn settings_file(bytes: &[u8]) {
     }
 }
 
+fn cluster_file(bytes: &[u8]) {
+    let Some(text) = as_text(bytes) else { return };
+    // A step names what a cluster has; either may be read from the same bytes.
+    if let Ok(step) = hawser_sim::step::StepFile::parse(text) {
+        let _ = step.step(16);
+    }
+    let _ = hawser_sim::File::parse(text).and_then(|file| hawser_sim::Cluster::new(&file, None));
+}
+
+fn nccl_topology(bytes: &[u8]) {
+    let Some(text) = as_text(bytes) else { return };
+    if let Ok(found) = hawser_sim::cluster::nccl::host(text) {
+        let hosts = vec![hawser_sim::cluster::HostsFile::default().over(found)];
+        // What cannot be is refused, never taken for something else.
+        let _ = hawser_sim::Cluster::new(&hawser_sim::File { hosts, ..hawser_sim::File::default() }, None);
+    }
+}
+
 fn socket_handshake(bytes: &[u8]) {
     hawser_net_socket::fuzzing::handle(&fitted::<HANDLE_BYTES>(bytes));
     hawser_net_socket::fuzzing::handshake(bytes);
@@ -97,6 +125,12 @@ fn rules_csv(bytes: &[u8]) {
     }
 }
 
+fn rules_import(bytes: &[u8]) {
+    if let Some(text) = as_text(bytes) {
+        hawser_cli::fuzzing::rules_import(text);
+    }
+}
+
 fn msccl_xml(bytes: &[u8]) {
     if let Some(text) = as_text(bytes) {
         let _ = (hawser_msccl::head(text), hawser_msccl::read(text).map(drop));
@@ -113,4 +147,12 @@ fn plan_text(bytes: &[u8]) {
     let Some(program) = as_text(bytes).and_then(|source| text::from_text(source).ok()) else { return };
     let again = text::from_text(&text::to_text(&program));
     assert_eq!(again.as_ref(), Ok(&program), "a program does not survive being written");
+}
+
+fn link_constants(bytes: &[u8]) {
+    let Some(text) = as_text(bytes) else { return };
+    let (device, link) = (DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+    let Ok(Some(constants)) = Constants::parse(text, device, link) else { return };
+    let again = Constants::parse(&constants.text(device, link), device, link);
+    assert!(matches!(again, Ok(Some(_))), "constants do not survive being written: {again:?}");
 }

@@ -56,7 +56,8 @@ impl Case {
         self.data().input(rank, self.input_len() as u64)
     }
 
-    /// What `rank` must get, in parts of `count` elements; none where the collective leaves its output alone.
+    /// The values that `rank` must get, in parts of `count` elements; none where the collective leaves its
+    /// output alone.
     fn parts(&self, rank: u32) -> Vec<Part> {
         if !self.collective.has_output(rank, self.root) {
             return Vec::new();
@@ -170,7 +171,7 @@ impl RankBuffers {
 }
 
 impl Part {
-    /// What is wrong with a stretch of output that begins at element `at`.
+    /// The fault of a stretch of output that begins at element `at`.
     fn fault(&self, case: &Case, at: usize, got: &[u8]) -> Option<String> {
         let first = self.first as u64;
         if self.expected.count_wrong(first, got) == 0 {

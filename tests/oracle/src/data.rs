@@ -1,4 +1,4 @@
-//! What every rank puts in and what must come out, worked out from the definition alone.
+//! The data that every rank puts in, and those that must come out, worked out from the definition alone.
 //!
 //! Data repeat with a prime period, so a gigabyte costs as much thought as a few thousand elements
 //! and no power of two moves a chunk onto an equal one. Where nothing is reduced the data are random

@@ -55,8 +55,8 @@ pub fn encode(dtype: DataType, value: Number, out: &mut [u8]) {
         Number::Float(v) => v,
     };
     let raw: u64 = match dtype {
-        DataType::Float16 => u64::from(f16::from_f64(real).to_bits()),
-        DataType::Bfloat16 => u64::from(bf16::from_f64(real).to_bits()),
+        DataType::Float16 => u64::from(f16::from_f32(to_odd(real)).to_bits()),
+        DataType::Bfloat16 => u64::from(bf16::from_f32(to_odd(real)).to_bits()),
         DataType::Float32 => u64::from((real as f32).to_bits()),
         DataType::Float64 => real.to_bits(),
         DataType::Float8e4m3 => u64::from(e4m3().encode(real)),
@@ -68,6 +68,17 @@ pub fn encode(dtype: DataType, value: Number, out: &mut [u8]) {
     };
     let size = dtype.size();
     out[..size].copy_from_slice(&raw.to_le_bytes()[..size]);
+}
+
+/// The value as a float whose last digit is 1 where digits were cut off, so that rounding it to fewer digits
+/// is as good as rounding the value. (`from_f64` of the half types looks at half of the bits only.)
+fn to_odd(value: f64) -> f32 {
+    let near = value as f32;
+    if value.is_nan() || f64::from(near) == value {
+        return near;
+    }
+    let is_larger = f64::from(near).abs() > value.abs();
+    f32::from_bits((near.to_bits() - u32::from(is_larger)) | 1)
 }
 
 /// Little-endian bytes (all supported hosts are) as an unsigned number.
@@ -151,6 +162,24 @@ mod tests {
         match decode(dtype, &[code]) {
             Number::Float(v) => v,
             Number::Int(_) => panic!("not a float"),
+        }
+    }
+
+    /// A digit far behind the last one decides between two neighbours that are equally near without it.
+    #[test]
+    fn halves_are_rounded_by_all_digits() {
+        for (dtype, digits) in [(DataType::Bfloat16, 8), (DataType::Float16, 11)] {
+            let middle = 1.0 + 2f64.powi(-digits);
+            for (value, want) in [
+                (middle, 1.0),
+                (middle + 2f64.powi(-50), 1.0 + 2f64.powi(1 - digits)),
+                (middle + 2f64.powi(1 - digits) - 2f64.powi(-50), 1.0 + 2f64.powi(1 - digits)),
+                (middle + 2f64.powi(1 - digits), 1.0 + 2f64.powi(2 - digits)),
+            ] {
+                let mut bytes = [0; 2];
+                encode(dtype, Number::Float(value), &mut bytes);
+                assert_eq!(decode(dtype, &bytes), Number::Float(want), "{dtype:?} {value}");
+            }
         }
     }
 

@@ -8,6 +8,7 @@
 //! hawser-test-rank stranger CONNECTIONS USER NICE  makes silent connections to the ports that it reads
 //! hawser-test-rank elastic RANKS                measures a shrink by one rank and growth by one
 //! hawser-test-rank together RANKS               all in one thread; in the second group one differs
+//! hawser-test-rank verdicts                     why this host's first process says it hangs, as JSON
 //! ```
 //!
 //! ID `env` is the one that `NCCL_COMM_ID` stands for.
@@ -25,12 +26,14 @@
 //! writes an id, and works until a call fails), `grow-once` (grows by a thread), `survive=RANK` (makes a
 //! communicator without a dead rank, and uses it), `send=PEER`, `recv=PEER` (one message), `fork` (a child
 //! that sleeps), `fork-calls` (a child that calls what it must not), `misuse=SEED` (wrong calls of several
-//! threads), `late` (one after `destroy`), `break` (the test net fails soon), `flip` (it changes a bit soon),
+//! threads), `late` (one after `destroy`), `break` (the test net fails soon), `flip` (it changes a bit
+//! soon), `stall` (it soon ends no send any more),
 //! `sleep` (until killed), `finalize`, `destroy`, `abort`,
 //! `call=COLLECTIVE/COUNT/TYPE/REDUCTION/ROOT`, `big-send=PEER`, `big-recv=PEER`,
 //! `queued=COUNT`, `child=first|second|late`,
 //! `unmapped[=message]` (a buffer where no memory is), `two[=unmapped]` (two calls in a group),
 //! `paced=MS` (all-reduces with pauses), `soak=SEED/LIMIT/TIME` (random sleeps, see `soak.rs`),
+//! `beside=ROUNDS` (urgent all-reduces beside best-effort ones, see `urgent.rs`),
 //! `spin` and `read` (for hangs, see `hangs.rs`),
 //! `recorded=PATH` (writes what the test plugin in this library wrote down). A step that fails writes
 //! `error KIND: TEXT` and ends the process with 3; with `?` before its name the next step follows.
@@ -50,7 +53,7 @@ use hawser_runtime::rules_update::Switch;
 use hawser_runtime::{Comm, Config, Error, Result, unique_id};
 use hawser_tests::oracle::Case;
 use hawser_tests::process::id_from_hex;
-use hawser_tests::{deaths, floods, hangs, leaks, misuse, mixed, puts, soak, vectors, world};
+use hawser_tests::{deaths, floods, hangs, leaks, misuse, mixed, puts, soak, urgent, vectors, world};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         ["together", ranks] => {
             ranks.parse().map_err(|_| Error::invalid_argument("together RANKS")).and_then(hangs::together)
         }
+        ["verdicts"] => hangs::print_verdicts(),
         ["flooded", id, ranks, rank, files] => flooded(id, [ranks, rank, files]),
         ["stranger", connections, user, nice] => stranger([connections, user, nice]),
         ["leaks", scenario] => leaks::run(scenario).map_err(Error::internal),
@@ -199,6 +203,10 @@ fn live(comm: &Comm, step: &str) -> Result<()> {
             hawser_tests::net::flip_after(20);
             Ok(())
         }
+        "stall" => {
+            hawser_tests::net::stall_after(40);
+            Ok(())
+        }
         "changes" => {
             let proposer = comm.clone();
             std::thread::spawn(move || change_rules(&proposer));
@@ -221,6 +229,10 @@ fn live(comm: &Comm, step: &str) -> Result<()> {
             Ok(())
         }
         soaks if soaks.starts_with("soak=") => soak::step(comm, &soaks["soak=".len()..]),
+        beside if beside.starts_with("beside=") => {
+            let rounds = beside["beside=".len()..].parse();
+            urgent::beside(comm, rounds.map_err(|_| Error::invalid_argument("beside=ROUNDS"))?)
+        }
         "suspend" => comm.suspend(),
         "resume" => comm.resume(),
         "finalize" => comm.finalize(),

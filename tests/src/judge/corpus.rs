@@ -24,7 +24,7 @@ pub struct Source {
 /// The opinions of the library and of the judge about one text.
 #[derive(Debug, Clone)]
 pub struct Said {
-    /// Why the library refuses it, by class and in full.
+    /// The reason why the library refuses it, by class and in full.
     pub refused: Option<(String, String)>,
     /// The judge's opinion of the file; of JSON, of the program that the library makes of it.
     pub file: Opinion,

@@ -8,7 +8,7 @@ const MOST_MOVES: usize = 4_000_000;
 /// Most blocks times ranks' blocks: each block keeps a clock of all others.
 const MOST_BLOCKS: usize = 6_000;
 
-/// Why a file is not followed.
+/// The reason why a file is not followed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// It says what cannot be.

@@ -1,4 +1,4 @@
-//! What every rank begins with and must end with: numbers drawn for every chunk, and their sums.
+//! The values that every rank begins with and must end with: numbers drawn for every chunk, and their sums.
 
 use super::Way;
 use super::file::{File, Kind, Memory};

@@ -37,7 +37,7 @@ fn module_folder(path: &str) -> Option<(String, String)> {
     }
 }
 
-/// Whether `name` stands in `text` and not as the end or start of another word.
+/// True if `name` stands in `text` and not as the end or start of another word.
 fn is_named(text: &str, name: &str) -> bool {
     let is_letter = |c: char| c.is_alphanumeric() || "_-".contains(c);
     text.match_indices(name).any(|(at, _)| {

@@ -99,7 +99,8 @@ fn links_of(line: &str) -> impl Iterator<Item = &str> {
     targets.collect::<Vec<_>>().into_iter()
 }
 
-/// What links to a page may have behind `#`: its headings as GitHub and mdBook write them, and named anchors.
+/// The anchors that links to a page may have behind `#`: its headings as GitHub and mdBook write them, and
+/// named anchors.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings =
         text.lines().filter(|line| line.starts_with('#')).map(|line| slug(line.trim_start_matches('#')));

@@ -25,8 +25,9 @@ const EXCEPTIONS: &str = "xtask/tidy-exceptions.txt";
 /// Rules that the tree does not keep everywhere yet, and the beginnings of the paths where breaking them is
 /// an error already. Elsewhere they are warnings, of which `cargo xtask tidy` prints the number and `cargo
 /// xtask tidy --all` each. Add a folder when it is clean; `""` stands for the whole tree.
-const BEING_MENDED: [(&str, &[&str]); 3] = [
+const BEING_MENDED: [(&str, &[&str]); 4] = [
     ("riddle", &[""]),
+    ("question", &[]),
     ("way-of-a-call", &[]),
     (
         "width",

@@ -1,4 +1,4 @@
-//! What the rules read and what they report: the repository's files, and findings in them.
+//! The input of the rules and their reports: the repository's files, and findings in them.
 
 use std::fmt;
 

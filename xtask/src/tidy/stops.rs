@@ -37,7 +37,7 @@ fn rows(text: &str) -> Vec<(usize, &str)> {
     section.filter(|(_, line)| line.starts_with('|')).skip(2).collect()
 }
 
-/// What is wrong with a row: files that do not exist, functions that none of its files defines.
+/// The faults of a row: files that do not exist, functions that none of its files defines.
 fn check_row(sources: &[Source], row: &str) -> Vec<String> {
     let names: Vec<&str> = row.split('`').skip(1).step_by(2).collect();
     let (functions, files): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| name.ends_with("()"));

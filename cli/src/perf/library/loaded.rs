@@ -263,7 +263,7 @@ impl Rank {
         self.check(status, name)
     }
 
-    /// What NCCL before 2.28 has no function for, as its documentation composes it.
+    /// The collectives for which NCCL before 2.28 has no function, as its documentation composes them.
     fn messages(&self, call: &Call, stream: Stream) -> Result<()> {
         let block = call.block_bytes();
         let (all, me, root) = (call.collective == Collective::AllToAll, self.rank, call.root);

@@ -1,4 +1,4 @@
-//! What is measured: the linked runtime, or a `libnccl.so.2` that is loaded by its path.
+//! The library that is measured: the linked runtime, or a `libnccl.so.2` that is loaded by its path.
 //!
 //! Buffers, streams, graphs, loops and checks are the same for both; only the calls of a communicator differ.
 

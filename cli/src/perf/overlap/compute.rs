@@ -1,5 +1,5 @@
-//! What computes beside a transfer: GEMMs on a stream of the GPU, or on a thread of the CPU; and how both are
-//! timed.
+//! Work that computes beside a transfer: GEMMs on a stream of the GPU, or on a thread of the CPU; and how
+//! both are timed.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use hawser_runtime::Stream;
 use super::blas::Blas;
 use super::driver::{Driver, Kernel};
 
-/// When operations ended, in seconds; the first entry is when they began.
+/// The times at which operations ended, in seconds; the first entry is the time at which they began.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Marks {
     /// The time of each GEMM.

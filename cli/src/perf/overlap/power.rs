@@ -1,4 +1,4 @@
-//! What a GPU draws: its energy counter through NVML, if the machine has it.
+//! The power that a GPU draws: its energy counter through NVML, if the machine has it.
 
 use std::ffi::{CString, c_char, c_int, c_ulonglong, c_void};
 use std::ptr;

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use hawser_oob::wire::Wire;
+use hawser_types::Class;
 
 use super::parameter::LEVELS;
 use super::table::{CheckMode, Explain};
@@ -34,7 +35,7 @@ pub(super) struct Kind<T> {
     pub accepted: &'static str,
     /// Gives what a text means, or None if it is not accepted.
     pub parse: fn(&str) -> Option<T>,
-    /// Whether a value that is not accepted is a fault with which no communicator comes up. A limit that
+    /// True if a value that is not accepted is a fault with which no communicator comes up. A limit that
     /// silently does not hold would be worse. Values of other kinds are ignored with a warning.
     pub is_strict: bool,
     /// The form in which programs read it.
@@ -122,6 +123,17 @@ pub(super) const DEADLINE: Kind<Option<Duration>> = Kind::lenient(SECONDS.accept
     Some((SECONDS.parse)(text)?).map(|time| (!time.is_zero()).then_some(time))
 });
 
+/// A signal that means nothing by itself, as its number.
+pub(super) const SIGNAL: Kind<i32> =
+    Kind::lenient("USR1, USR2 or the number of a real-time signal (34 to 64)", |text| {
+        match text.to_ascii_uppercase().trim_start_matches("SIG") {
+            "USR1" => Some(libc::SIGUSR1),
+            "USR2" => Some(libc::SIGUSR2),
+            number => number.parse().ok().filter(|number| (34..=64).contains(number)),
+        }
+    })
+    .in_form(Form::Text);
+
 /// A time in seconds for a step of a change of rules; 0 means the default.
 pub(super) const RULES_SECONDS: Kind<Duration> =
     Kind::lenient("a number of seconds from 0 to 86400", |text| {
@@ -186,6 +198,10 @@ pub(super) const SWITCH_OFF: Kind<bool> =
 
 /// A protection of connections.
 pub(super) const WIRE: Kind<Wire> = Kind::strict("plain or encrypt", Wire::parse).in_form(Form::Text);
+
+/// A class of operations.
+pub(super) const CLASS: Kind<Class> =
+    Kind::strict("urgent, normal or best_effort", Class::named).in_form(Form::Text);
 
 /// One of three levels.
 pub(super) const LEVEL: Kind<u8> =

@@ -210,7 +210,7 @@ mod tests {
         Parameter::new(table_entry(name).unwrap(), given.map(str::to_owned), "Environment")
     }
 
-    /// What NVIDIA's library 2.32.3 says for these values of the environment.
+    /// The values that NVIDIA's library 2.32.3 answers for these values of the environment.
     #[test]
     fn nccls_parameters_have_nccls_values() {
         let cases = [

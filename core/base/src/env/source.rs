@@ -1,4 +1,4 @@
-//! Where the values of settings come from: names and texts, of which the first that gives a name a value
+//! The sources of the values of settings: names and texts, of which the first that gives a name a value
 //! counts.
 
 use std::cell::RefCell;

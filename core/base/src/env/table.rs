@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use hawser_oob::wire::Wire;
+use hawser_types::Class;
 
 use super::kind::{self, Form};
 use super::source::Source;
@@ -36,7 +37,7 @@ pub struct Setting {
     pub older_names: &'static [&'static str],
     /// The values that are accepted, in words that continue "it must be".
     pub accepted: &'static str,
-    /// Whether communicators refuse to come up with a value that is not accepted. Otherwise the value is
+    /// True if communicators refuse to come up with a value that is not accepted. Otherwise the value is
     /// ignored with a warning.
     pub is_strict: bool,
     /// The default: a value, or words for what happens where the setting has none.
@@ -140,12 +141,14 @@ settings! {
         /// Levels that are written besides those of `NCCL_DEBUG`. Hawser's log has the levels of
         /// `NCCL_DEBUG`.
         debug_levels: Option<u32> = "NCCL_DEBUG_LEVELS", LOG_LEVELS, unset "none", reader Reader::Nobody;
-        /// Form of the time in lines of the log. Hawser's lines have none; those of `HAWSER_LOG_JSON` have.
-        timestamp_format: String = "NCCL_DEBUG_TIMESTAMP_FORMAT", TEXT, default "[%F %T] ",
-            reader Reader::Nobody;
+        /// Form of the time in front of lines of the log, in the words of strftime(3); `%3f` gives the first
+        /// three digits of the second's parts, and so on up to `%9f`. The time of `HAWSER_LOG_JSON` has a
+        /// form of its own.
+        timestamp_format: String = "NCCL_DEBUG_TIMESTAMP_FORMAT", TEXT, default "[%F %T] ";
         /// Levels of the log whose lines have the time.
-        timestamp_levels: u32 = "NCCL_DEBUG_TIMESTAMP_LEVELS", LOG_LEVELS, default "WARN,ATTN",
-            reader Reader::Nobody;
+        timestamp_levels: u32 = "NCCL_DEBUG_TIMESTAMP_LEVELS", LOG_LEVELS, default "WARN,ATTN";
+        /// 1: calls are no ranges of NVTX. Else they are where a tool asks for ranges.
+        nvtx_disable: bool = "NCCL_NVTX_DISABLE", FLAG, default "0", page "operate.md#ranges";
         /// 1: everything is written from the first warning on.
         warn_enables_info: bool = "NCCL_WARN_ENABLE_DEBUG_INFO", NCCL_FLAG, default "FALSE",
             reader Reader::Nobody;
@@ -178,6 +181,16 @@ settings! {
         /// Contexts of signals for one-sided transfers. Overrules the communicator's configuration.
         num_rma_ctx: Option<u32> = "NCCL_NUM_RMA_CTX", COUNT, unset "the configuration's, else 1",
             page "one-sided.md";
+        /// 1: the bits of a reduction depend on the operands and the number of ranks alone. 2: sums nest, so
+        /// that those over 8 ranks equal the sum over 2 of those over 4. 0: they may change with the size of
+        /// a call, the hosts and all else that a choice depends on. Overrules the communicator's
+        /// configuration.
+        reproducible: Option<u8> = "HAWSER_REPRODUCIBLE", LEVEL, unset "the configuration's, else 0",
+            page "reproducible.md";
+        /// The class of operations: `urgent`, `normal` or `best_effort`. Best-effort ones give way to the
+        /// others. Overrules the communicator's configuration; a call or a rule may say another class.
+        class: Option<Class> = "HAWSER_CLASS", CLASS, unset "the configuration's, else `normal`",
+            page "priorities.md";
         /// 0: small collectives of a group do not share launches.
         fuse: bool = "HAWSER_FUSE", SWITCH_ON, default "1";
         /// The ranks that write why calls run as they do, once per call that differs. 0: nobody, 1: rank 0,
@@ -220,6 +233,9 @@ settings! {
         /// and whom it waits for; one sentence names who is to blame, at every level of `NCCL_DEBUG`. Nothing
         /// is ended by it. 0: nobody asks by itself (`hawser trace hang` does).
         hang_after: Option<Duration> = "HAWSER_HANG_AFTER", DEADLINE, default "60", page "hangs.md";
+        /// Signal upon which a process has its ranks compared and writes what was found, whatever the age of
+        /// an operation. Not one that the program handles itself.
+        hang_signal: Option<i32> = "HAWSER_HANG_SIGNAL", SIGNAL, unset "none", page "hangs.md";
         /// Folder where the last operations of each process stay when it has ended. Without it other
         /// processes of the user read them while the process lives.
         progress_dir: Option<String> = "HAWSER_PROGRESS_DIR", TEXT, unset "memory", page "hangs.md";
@@ -272,7 +288,7 @@ settings! {
         /// Addresses of bring-up and of the TCP plugin: `AF_INET` or `AF_INET6`.
         socket_family: Option<u8> = "NCCL_SOCKET_FAMILY", FAMILY, unset "both",
             page "running-on-many-hosts.md";
-        /// How often a connection of bring-up that was refused is tried again.
+        /// The number of times that a connection of bring-up that was refused is tried again.
         socket_retry_count: u32 = "NCCL_SOCKET_RETRY_CNT", NUMBER, default "34";
         /// Milliseconds between two attempts to connect at bring-up.
         socket_retry_sleep: Duration = "NCCL_SOCKET_RETRY_SLEEP_MSEC", MILLISECONDS, default "100";
@@ -294,7 +310,7 @@ settings! {
         shm_disable: bool = "NCCL_SHM_DISABLE", FLAG, default "0";
         /// Bytes of a FIFO of the Simple protocol, per lane and peer.
         buffsize: Option<u64> = "NCCL_BUFFSIZE", BYTES, unset "524288; 2097152 where there are several hosts";
-        /// How near a NIC must be so that net plugins read and write GPU memory; 0 or `LOC`: they never do.
+        /// The greatest distance at which NICs read and write GPU memory; 0 or `LOC`: they never do.
         gpu_direct: bool = "NCCL_NET_GDR_LEVEL", GPU_DIRECT, default "SYS";
         /// 0: the program itself puts a graph's replay in order with other replays of the communicator and
         /// calls outside of graphs, by events or one stream; else the communicator's counters go wrong. Saves
@@ -359,7 +375,7 @@ settings! {
         pool_growth: f64 = "NCCL_CUMEM_GROWTH_FACTOR", GROWTH, default "1.0", page "sm-free.md#the-pool";
         /// The most bytes that are ever taken of a GPU; 0: no limit.
         pool_max: Option<u64> = "NCCL_CUMEM_MAX_SIZE", LIMIT, default "0", page "sm-free.md#the-pool";
-        /// When more bytes than this are idle, memory goes back to the driver until half of them are.
+        /// The idle bytes above which memory goes back to the driver until half of them are.
         pool_trim: u64 = "NCCL_CUMEM_TRIM_THRESHOLD", SIZE, default "0", page "sm-free.md#the-pool";
         /// 1: lines with `MEMORY_POOL` and the figures of each pool, without `NCCL_DEBUG` too.
         pool_monitor: bool = "NCCL_CUMEM_MONITOR", SWITCH_OFF, default "0", page "sm-free.md#the-pool";

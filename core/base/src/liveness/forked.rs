@@ -41,7 +41,7 @@ pub fn begin() {
     });
 }
 
-/// Whether this process is a child of one that made communicators, without a program of its own.
+/// True if this process is a child of one that made communicators, without a program of its own.
 #[inline]
 pub fn is_child() -> bool {
     let mark = MARK.load(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! Who of a communicator's ranks is alive, and who is to blame for an error.
+//! The ranks of a communicator that are alive, and those that are to blame for an error.
 //!
 //! | file | holds |
 //! |---|---|

@@ -19,7 +19,7 @@ const NAME: usize = 32;
 pub struct Identity {
     /// Equal for processes that see each other's process ids, and count as ranks of one host.
     machine: [u8; 16],
-    /// When the process began, in ticks since the host did: process ids are used again.
+    /// The time at which the process began, in ticks since the host did: process ids are used again.
     start: u64,
     /// The process id.
     pub pid: u32,
@@ -96,7 +96,7 @@ impl Identity {
         self.start != 0 && start_of(self.pid) == Some(self.start)
     }
 
-    /// Whether the end of one process can be noticed by the other through the kernel.
+    /// True if the end of one process can be noticed by the other through the kernel.
     pub fn is_near(&self, other: &Self) -> bool {
         self.machine == other.machine && !self.is_same_process(other)
     }
@@ -156,8 +156,8 @@ pub fn ends_within(identity: &Identity, limit: Duration) -> bool {
     }
 }
 
-/// When a process began: field 22 of `/proc/PID/stat`, behind the name in parentheses, which may hold
-/// anything.
+/// The time at which a process began: field 22 of `/proc/PID/stat`, behind the name in parentheses, which may
+/// hold anything.
 fn start_of(pid: u32) -> Option<u64> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     let behind = &text[text.rfind(')')? + 1..];

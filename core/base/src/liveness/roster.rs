@@ -1,4 +1,4 @@
-//! What is known of the ranks of a communicator, and what follows for those who wait.
+//! The state of a communicator's ranks as far as it is known, and its consequences for those who wait.
 //!
 //! A rank **leaves** when it destroys its communicator or its process ends in order, it **dies** when its
 //! process or its host ends otherwise, and it **fails** when an operation or bring-up ends with an error that
@@ -14,16 +14,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Identity;
 use crate::error::{Error, Result};
 
-/// How long after the first bad news the ranks to blame are named: what others know has come by then.
+/// The time after the first bad news at which the ranks to blame are named: what others know has come by
+/// then.
 pub const SETTLE: Duration = Duration::from_millis(150);
 
-/// How long nothing may move before a wait for a rank that has gone ends: what it sent last has come by then.
+/// The time without movement after which a wait for a rank that has gone ends: what it sent last has come by
+/// then.
 const IN_VAIN: Duration = Duration::from_millis(300);
 
 /// The same for a wait for a rank that lives, in a message between two ranks, after a third has died.
 const IN_VAIN_FOR_OTHERS: Duration = Duration::from_millis(1200);
 
-/// Who ends later than this after the first is not to blame: errors of waits take longer than that.
+/// The time after the first end within which another one may be to blame: errors of waits take longer than
+/// that.
 const TOGETHER: Duration = Duration::from_millis(100);
 
 /// The time that an error waits for the news that explain it.
@@ -136,7 +139,8 @@ impl Roster {
             && self.lock().get(&rank).is_some_and(|fate| fate.gone.is_some() || fate.failed.is_some())
     }
 
-    /// How a rank has left or died, as an error; none while it is there, whatever has failed on it.
+    /// The end of a rank that has left or died, as an error; none while it is there, whatever has failed on
+    /// it.
     pub fn absence(&self, rank: u32) -> Option<Error> {
         if self.is_quiet() {
             return None;
@@ -158,7 +162,7 @@ impl Roster {
         self.lock().iter().filter(|(_, fate)| has_left(fate)).map(|(rank, _)| *rank).collect()
     }
 
-    /// Who is to blame, as an error; none while nobody is, or the news are too fresh.
+    /// The rank to blame, as an error; none while nobody is, or the news are too fresh.
     pub fn verdict(&self) -> Option<Error> {
         if self.is_quiet() {
             return None;
@@ -173,7 +177,7 @@ impl Roster {
         if self.is_quiet() { None } else { Some(first_trouble(&self.lock())? + SETTLE) }
     }
 
-    /// Whether a wait for `peer`, in which nothing has moved since a moment, is in vain. `of_all`: all ranks
+    /// Fails if a wait for `peer`, in which nothing has moved since a moment, is in vain. `of_all`: all ranks
     /// take part in what is waited for.
     ///
     /// # Errors
@@ -199,7 +203,7 @@ impl Roster {
         }
     }
 
-    /// Who is to blame, for an error that may be a consequence: waits for the news that explain it, for a
+    /// The rank to blame for an error that may be a consequence: waits for the news that explain it, for a
     /// short time.
     pub fn explain(&self) -> Option<Error> {
         let end = Instant::now() + NEWS;
@@ -239,7 +243,17 @@ impl Roster {
             |rank: &u32| fates.get(rank).is_some_and(|f| f.failed.as_ref().is_some_and(|f| f.1.is_some()));
         let others = || blamed.iter().copied().filter(|rank| *rank != self.rank);
         let causes: Vec<u32> = others().filter(|rank| !is_consequence(rank)).collect();
-        if causes.is_empty() { others().collect() } else { causes }
+        if !causes.is_empty() {
+            return causes;
+        }
+        let blamed: Vec<u32> = others().collect();
+        if !blamed.is_empty() {
+            return blamed;
+        }
+        // All blame this rank, which knows of nothing; but they have ended, and do not come any more.
+        let has_failed =
+            |(rank, fate): (&u32, &Fate)| (*rank != self.rank && fate.failed.is_some()).then_some(*rank);
+        fates.iter().filter_map(has_failed).collect()
     }
 
     fn blame(&self, fates: &BTreeMap<u32, Fate>, guilty: &[u32]) -> Option<Error> {
@@ -327,6 +341,18 @@ mod tests {
         let error = roster.verdict().unwrap();
         assert!(error.text.contains("rank 2 (process") && error.text.contains("has died 5"), "{error}");
         assert!(!error.text.contains("rank 1"), "{error}");
+    }
+
+    /// Those who blame it do not come any more, so who waits for them is told by whom.
+    #[test]
+    fn a_rank_that_all_others_blame_names_them() {
+        let roster = roster(2);
+        roster.note(1, &failed(Some(2)), LONG);
+        roster.note(3, &failed(Some(2)), LONG);
+        assert_eq!(roster.verdict().unwrap().peer, Some(1));
+        assert_eq!(roster.check(3, long_ago(), false).unwrap_err().peer, Some(1));
+        roster.note(4, &failed(None), LONG);
+        assert_eq!(roster.verdict().unwrap().peer, Some(4));
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! The log in NCCL's form: `host:pid:tid [dev] NCCL WARN text`.
+//! The log in NCCL's form: `[time] host:pid:tid [dev] NCCL WARN text`.
 
 use std::fmt;
+use std::time::SystemTime;
 
 use tracing::field::{Field, Visit};
 use tracing::level_filters::LevelFilter;
@@ -9,6 +10,7 @@ use tracing_subscriber::filter::{FilterFn, filter_fn};
 use tracing_subscriber::layer::{Context, Layer};
 
 use super::sink::{Sink, host_name};
+use super::stamp::Stamp;
 use super::{EXPLAIN, MONITOR, SUBSYSTEMS, VERSION, is_ours};
 
 /// Levels of `NCCL_DEBUG`, each of which includes those before it.
@@ -88,30 +90,34 @@ fn mask(list: &str) -> u32 {
 /// Writes each event as a line of NCCL's.
 pub(super) struct NcclLines {
     sink: Sink,
+    stamp: Stamp,
 }
 
 impl NcclLines {
-    /// Lines go there.
-    pub fn new(sink: Sink) -> Self {
-        Self { sink }
+    /// A layer whose lines go there, with such times in front.
+    pub fn new(sink: Sink, stamp: Stamp) -> Self {
+        Self { sink, stamp }
     }
 }
 
 impl<S: Subscriber> Layer<S> for NcclLines {
     fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
         let metadata = event.metadata();
-        let word = match *metadata.level() {
-            _ if metadata.target() == EXPLAIN => "EXPLAIN",
-            Level::ERROR | Level::WARN => "WARN",
-            Level::INFO => "INFO",
-            Level::DEBUG | Level::TRACE => "TRACE",
+        // NCCL's number of the level tells whether the line has a time.
+        let (level, word) = match (metadata.target(), *metadata.level()) {
+            (EXPLAIN, _) => (3, "EXPLAIN"),
+            (VERSION, _) => (1, "INFO"),
+            (_, Level::ERROR | Level::WARN) => (2, "WARN"),
+            (_, Level::INFO) => (3, "INFO"),
+            (_, Level::DEBUG | Level::TRACE) => (5, "TRACE"),
         };
         let mut message = Message::default();
         event.record(&mut message);
         let device = super::device().map_or_else(|| "-".to_owned(), |device| device.to_string());
         let (host, process) = (host_name(), std::process::id());
         let thread = rustix::thread::gettid().as_raw_nonzero();
-        self.sink.write(&format!("{host}:{process}:{thread} [{device}] NCCL {word} {}\n", message.0));
+        let time = self.stamp.text(level, SystemTime::now());
+        self.sink.write(&format!("{time}{host}:{process}:{thread} [{device}] NCCL {word} {}\n", message.0));
     }
 }
 
@@ -152,7 +158,8 @@ mod tests {
     fn written(name: &str, verbosity: Verbosity, events: impl FnOnce()) -> Vec<String> {
         let path = std::env::temp_dir().join(format!("hawser-log-{}-{name}", std::process::id()));
         let sink = Sink::open(path.to_str().unwrap()).unwrap();
-        let subscriber = Registry::default().with(NcclLines::new(sink).with_filter(verbosity.filter()));
+        let subscriber = Registry::default()
+            .with(NcclLines::new(sink, Stamp::new("[%F] ", 1 << WARN)).with_filter(verbosity.filter()));
         tracing::subscriber::with_default(subscriber, events);
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(path).unwrap();
@@ -178,7 +185,9 @@ mod tests {
         };
         let lines = written("info", Verbosity::of(Some("info"), "NET"), everything);
         let start = format!("{}:{}:", host_name(), std::process::id());
-        assert!(lines.iter().all(|line| line.starts_with(&start)), "{lines:?}");
+        let (warning, others) = lines.split_first().unwrap();
+        assert!(others.iter().all(|line| line.starts_with(&start)), "{lines:?}");
+        assert!(warning.starts_with("[2") && warning[11..].starts_with(&format!("] {start}")), "{lines:?}");
         assert!(lines[0].ends_with(" NCCL WARN wrong") && lines[0].contains(" [-] "), "{lines:?}");
         let apart = ["EXPLAIN why", "EXPLAIN and why", "INFO memory"];
         assert_eq!(texts(lines), [&["WARN wrong", "INFO net"], &apart[..], &["INFO with a field"]].concat());

@@ -4,10 +4,34 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use hawser_plugin::host::Figure;
 use hawser_plugin::{Level, Listener, Log};
 
 /// The function that is told when a plugin remarks on stress.
 static ON_STRESS: OnceLock<fn(&str)> = OnceLock::new();
+
+/// The keeper of the figures of this process, once there are any.
+static KEEPER: OnceLock<Keeper> = OnceLock::new();
+
+/// The functions of who keeps the figures of this process: [`crate::figures`], which stands above the log.
+pub struct Keeper {
+    /// Adds to a figure of a name and labels.
+    pub add: fn(&str, &[(&str, &str)], u64),
+    /// Reads all figures.
+    pub all: fn() -> Vec<Figure>,
+}
+
+/// Sets who keeps figures. The first one stays.
+pub fn keep_figures(keeper: Keeper) {
+    let _ = KEEPER.set(keeper);
+}
+
+/// Adds to a figure, if anybody keeps figures.
+pub(super) fn count(name: &str, labels: &[(&str, &str)], by: u64) {
+    if let Some(keeper) = KEEPER.get() {
+        (keeper.add)(name, labels, by);
+    }
+}
 
 /// The losses that are kept.
 const KEPT: usize = 8;
@@ -65,6 +89,14 @@ impl Listener for OwnLog {
         if let Some(hear) = ON_STRESS.get() {
             hear(what);
         }
+    }
+
+    fn count(&self, net: &str, rail: &str, what: &str, by: u64) {
+        count(&format!("rail_{what}_total"), &[("net", net), ("rail", rail)], by);
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        KEEPER.get().map_or_else(Vec::new, |keeper| (keeper.all)())
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the tests of the C interface share: its functions as C declares them, and a communicator.
+//! Parts that the tests of the C interface share: its functions as C declares them, and a communicator.
 #![allow(non_snake_case, dead_code, missing_docs)]
 
 // Links the library; the functions below are its exported ones.
@@ -218,6 +218,7 @@ unsafe extern "C" {
     pub safe fn ncclCommSuspend(comm: Comm, flags: c_int) -> c_int;
     pub safe fn ncclCommResume(comm: Comm) -> c_int;
     pub safe fn ncclCommMemStats(comm: Comm, stat: c_int, out: *mut u64) -> c_int;
+    pub safe fn ncclTeamCft(comm: Comm, mode: c_int) -> Team;
     pub safe fn ncclDevCommCreate(comm: Comm, requirements: Ptr, out: Ptr) -> c_int;
     pub safe fn ncclDevCommDestroy(comm: Comm, dev_comm: Ptr) -> c_int;
     pub safe fn ncclPutSignal(

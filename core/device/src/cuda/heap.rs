@@ -13,7 +13,7 @@
 //! this process, owner or importer, holds an `Arc` of its [`Body`].
 
 use std::ffi::{c_char, c_int, c_uint};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -39,13 +39,13 @@ static REGISTRY: LazyLock<Mutex<FxHashMap<u64, Weak<Body>>>> = LazyLock::new(Mut
 /// The part of a heap that everybody in this process who uses it holds. Fields are dropped in this order.
 struct Body {
     made_of: Made,
-    /// Whether somebody was told how to map it: then it is never used for anything else.
+    /// True if somebody was told how to map it: then it is never used for anything else.
     is_exported: AtomicBool,
     /// The pool's leave; none for host memory.
     ticket: Option<Arc<Ticket>>,
 }
 
-/// Where heaps lie that all devices of this process with peer access may use: (device, first address, bytes).
+/// The heaps that all devices of this process with peer access may use: (device, first address, bytes).
 static SHARED: Mutex<Vec<(u32, CUdeviceptr, u64)>> = Mutex::new(Vec::new());
 
 /// The memory that a heap is made of.
@@ -198,7 +198,7 @@ pub fn share(context: &Arc<Context>, heap: &Memory) -> Result<()> {
     Ok(())
 }
 
-/// Whether [`share`] has been called for memory of the device that holds all of a range.
+/// True if [`share`] has been called for memory of the device that holds all of a range.
 pub fn is_shared(context: &Context, addr: u64, bytes: u64) -> bool {
     let holds = |(ordinal, first, length): &(u32, CUdeviceptr, u64)| {
         let offset = addr.checked_sub(*first);
@@ -306,7 +306,7 @@ fn import_remote(context: &Arc<Context>, token: &Token, fd: Option<OwnedFd>) -> 
     match token.kind {
         Kind::Vmm => {
             let fd = fd.ok_or_else(need_fd)?;
-            let physical = Physical::import(context, &fd, token.mapped).map_err(advise_sharing)?;
+            let physical = Physical::import(context, fd.as_fd(), token.mapped).map_err(advise_sharing)?;
             let mapping = Mapping::new(context, &physical).map_err(advise_sharing)?;
             let (addr, physical) = (mapping.addr, Mutex::new(Some(physical)));
             Ok(Memory { addr, bytes, owner: Box::new(Remote { mapping, physical }) })
@@ -379,7 +379,7 @@ pub fn attach_peer(context: &Arc<Context>, memory: &Memory, token: &[u8], fd: Op
         return Err(Error::internal(format!("{context}: attach of memory that is no peer's VMM heap")));
     };
     let fd = fd.ok_or_else(|| Error::internal("the heap's file descriptor did not come with its token"))?;
-    let physical = Physical::import(context, &fd, token.mapped).map_err(advise_sharing)?;
+    let physical = Physical::import(context, fd.as_fd(), token.mapped).map_err(advise_sharing)?;
     remote.mapping.map(&physical, &[context.device])?;
     *taken(&remote.physical) = Some(physical);
     Ok(())

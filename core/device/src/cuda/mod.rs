@@ -16,6 +16,7 @@ mod event;
 mod expose;
 #[cfg(any(test, feature = "fake"))]
 pub mod fake;
+mod flat;
 mod graph;
 mod heap;
 mod kernels;
@@ -55,9 +56,9 @@ use self::memory::Copier;
 use self::result::code;
 use self::stream::Events;
 use crate::device::{
-    Caps, Device, Event, Export, Exposed, FusedKernelLaunch, Graph, Graphs, HeapKind, HostWords, Ipc,
-    Kernels as KernelLaunches, MemoryOp, Moment, OwnedStream, RecordNode, SharedMemory, Stream, StreamState,
-    StreamWords, Streams,
+    Caps, Device, Event, Export, Exposed, FlatMaps, FusedKernelLaunch, Graph, Graphs, HeapKind, HostWords,
+    Ipc, Kernels as KernelLaunches, MemoryOp, Moment, OwnedStream, Pieces, RecordNode, Row, SharedMemory,
+    Stream, StreamState, StreamWords, Streams,
 };
 use crate::memory::Memory;
 use crate::pool::{self, Pool, Source};
@@ -133,7 +134,8 @@ impl CudaDevice {
         launch::launch(&self.context, function, kernel, grid, args, stream)
     }
 
-    /// How kernels of collectives go: from sm_90 on they wait themselves for the end of the one before.
+    /// The launch attributes of kernels of collectives: from sm_90 on they wait themselves for the end of the
+    /// one before.
     fn manner(&self) -> Manner {
         if matches!(self.caps.kind, DeviceKind::Cuda { sm: 90.. }) {
             Manner::Overlapping
@@ -223,6 +225,10 @@ impl Device for CudaDevice {
         Some(self)
     }
 
+    fn flat_maps(&self) -> Option<&dyn FlatMaps> {
+        vmm::is_supported(&self.context).then_some(self)
+    }
+
     fn ipc(&self) -> Option<&dyn Ipc> {
         Some(self)
     }
@@ -244,6 +250,10 @@ impl Streams for CudaDevice {
         // The driver does not tell the id of a stream in a capture, and nobody needs it.
         let id = if capture.is_some() { 0 } else { stream::id(&self.context, stream)? };
         Ok(StreamState { id, capture })
+    }
+
+    fn is_urgent(&self, stream: Stream) -> bool {
+        stream::priority(&self.context, raw_stream(stream)).is_ok_and(|priority| priority < 0)
     }
 
     fn order(&self, earlier: Stream, later: Stream) -> Result<()> {
@@ -442,6 +452,16 @@ impl Graphs for CudaDevice {
 
     fn record_in_graph(&self, stream: Stream, event: &Event, node: Option<RecordNode>) -> Result<RecordNode> {
         event::record_in_graph(&self.context, raw_stream(stream), event, node)
+    }
+}
+
+impl FlatMaps for CudaDevice {
+    fn pieces(&self, addr: u64, bytes: u64) -> Result<Pieces> {
+        flat::pieces(&self.context, addr, bytes)
+    }
+
+    fn lay_out(&self, stride: u64, rows: &[Row<'_>]) -> Result<Memory> {
+        flat::lay_out(&self.context, stride, rows)
     }
 }
 

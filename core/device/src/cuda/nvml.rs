@@ -11,7 +11,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
 
 use super::query::PeerLink;
 
-/// Where NVIDIA's kernel module lists the GPUs of the host, one folder per bus id.
+/// The folder in which NVIDIA's kernel module lists the GPUs of the host, one folder per bus id.
 const KERNEL_LIST: &str = "/proc/driver/nvidia/gpus";
 /// `nvmlGpuP2PCapsIndex_t`: loads, stores, NVLink.
 const READ: c_int = 0;

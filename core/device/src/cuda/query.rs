@@ -1,4 +1,4 @@
-//! What the devices are: capabilities, peers, and the summary for people. Needs no context.
+//! The devices of a machine: capabilities, peers, and the summary for people. Needs no context.
 
 use std::ffi::c_int;
 
@@ -29,7 +29,7 @@ pub struct DeviceSummary {
     pub multiprocessors: u32,
     /// Highest CUDA version that the driver supports, such as `CUDA 13.0`.
     pub driver: String,
-    /// How each visible device is reached, by ordinal (one row of the P2P matrix).
+    /// The way to each visible device, by ordinal (one row of the P2P matrix).
     pub peers: Vec<PeerLink>,
 }
 

@@ -67,6 +67,15 @@ pub fn id(context: &Context, stream: CUstream) -> Result<u64> {
     if asked.code == MISSING { Ok(stream.addr() as u64) } else { asked.check(context).map(|()| id) }
 }
 
+/// The priority of a stream: the default is 0, and what comes first is below.
+pub fn priority(context: &Arc<Context>, stream: CUstream) -> Result<c_int> {
+    let _scope = context.enter()?;
+    let mut priority = DEFAULT_PRIORITY;
+    // SAFETY: valid for the number; the driver checks the caller's stream.
+    unsafe { context.driver.stream_priority(stream, &mut priority) }.check(context)?;
+    Ok(priority)
+}
+
 /// Identity of the capture that the stream takes part in, if any.
 pub fn capture(context: &Context, stream: CUstream) -> Result<Option<u64>> {
     let (mut status, mut id): (c_int, u64) = (0, 0);

@@ -193,6 +193,7 @@ driver_table! {
             id: *mut cuuint64_t, graph: *mut CUgraph, dependencies: *mut *const CUgraphNode,
                 n_dependencies: *mut usize);
         stream_id = cuStreamGetId @ 12000 (stream: CUstream, id: *mut c_ulonglong);
+        stream_priority = cuStreamGetPriority @ 5050 (stream: CUstream, priority: *mut c_int);
         stream_batch_mem_op = cuStreamBatchMemOp_v2 @ 11070 (stream: CUstream, count: c_uint,
             ops: *mut CUstreamBatchMemOpParams, flags: c_uint);
         stream_wait_value = cuStreamWaitValue32_v2 @ 11070 (stream: CUstream, addr: CUdeviceptr,
@@ -230,6 +231,8 @@ driver_table! {
             handle: CUmemGenericAllocationHandle, kind: CUmemAllocationHandleType, flags: c_ulonglong);
         mem_import = cuMemImportFromShareableHandle @ 10020 (handle: *mut CUmemGenericAllocationHandle,
             os_handle: *mut c_void, kind: CUmemAllocationHandleType);
+        mem_retain = cuMemRetainAllocationHandle @ 11000 (handle: *mut CUmemGenericAllocationHandle,
+            addr: *mut c_void);
         library_load_data = cuLibraryLoadData @ 12000 (library: *mut CUlibrary, code: *const c_void,
             jit_options: *mut CUjit_option, jit_values: *mut *mut c_void, n_jit: c_uint,
             library_options: *mut CUlibraryOption, library_values: *mut *mut c_void, n_library: c_uint);
@@ -292,7 +295,7 @@ fn optional(lookup: &impl Fn(&str, c_int) -> *mut c_void, name: &str, version: c
     Some(lookup(name, version)).filter(|p| !p.is_null())
 }
 
-/// What `cuGetProcAddress` wants: the name without its `_v2`, but with every other suffix.
+/// The form of a name that `cuGetProcAddress` wants: the name without its `_v2`, but with every other suffix.
 fn base_name(exact: &str) -> &str {
     match exact.rsplit_once("_v") {
         Some((base, digits)) if !digits.is_empty() && digits.bytes().all(|c| c.is_ascii_digit()) => base,

@@ -2,6 +2,7 @@
 //! state, and that everything is given back. What a GPU does with them is tested on GPUs.
 
 mod direct;
+mod flat;
 mod moment;
 mod pool;
 
@@ -420,7 +421,8 @@ fn a_gpu_without_image_is_named() {
     });
 }
 
-/// What the stand-in cannot know: the same steps with the machine's own driver, if there is one.
+/// A check of things that the stand-in cannot know: the same steps with the machine's own driver, if there is
+/// one.
 #[test]
 fn the_machines_own_driver_agrees() {
     if let Err(error) = count() {
@@ -471,6 +473,16 @@ fn the_machines_own_driver_agrees() {
             }
         }
     }
+}
+
+#[test]
+fn streams_above_the_default_priority_are_urgent() {
+    with_fake_driver("streams_above_the_default_priority_are_urgent", &[], || {
+        let device = opened(0);
+        let (urgent, usual) = (device.urgent_stream().unwrap(), device.stream().unwrap());
+        let asked = [urgent.stream, usual.stream, Stream(0)].map(|stream| device.is_urgent(stream));
+        assert_eq!(asked, [true, false, false]);
+    });
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! How a heap is named to a peer of the same host: 168 bytes, little-endian, sent through bootstrap.
+//! The name of a heap for a peer of the same host: 168 bytes, little-endian, sent through bootstrap.
 //!
 //! | bytes | field |
 //! |---|---|

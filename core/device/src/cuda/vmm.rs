@@ -1,7 +1,7 @@
 //! CUDA's virtual memory management: physical memory and the address ranges it is mapped at.
 
 use std::ffi::{c_int, c_void};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::sys::{
@@ -54,11 +54,7 @@ impl Physical {
     pub fn create(context: &Arc<Context>, bytes: u64, of: Use) -> Result<std::result::Result<Self, Status>> {
         let _scope = context.enter_relaxed()?;
         let properties = properties(context, of);
-        let mut granularity: usize = 0;
-        let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
-        // SAFETY: valid for the number and the properties.
-        unsafe { context.driver.mem_granularity(&mut granularity, &properties, least) }.check(&context)?;
-        let bytes = bytes.max(1).next_multiple_of(granularity.max(1) as u64);
+        let bytes = bytes.max(1).next_multiple_of(granularity_of(context, &properties)?);
         let mut handle = 0;
         // SAFETY: valid for the handle and the properties.
         let status = unsafe { context.driver.mem_create(&mut handle, bytes as usize, &properties, 0) };
@@ -69,13 +65,40 @@ impl Physical {
     }
 
     /// Another process's memory by its descriptor, which the driver does not keep.
-    pub fn import(context: &Arc<Context>, fd: &OwnedFd, bytes: u64) -> Result<Self> {
+    pub fn import(context: &Arc<Context>, fd: BorrowedFd<'_>, bytes: u64) -> Result<Self> {
         let _scope = context.enter_relaxed()?;
         let mut handle = 0;
         let number = fd.as_raw_fd() as usize as *mut c_void; // the driver wants the number in a pointer
         // SAFETY: valid for the handle; the descriptor is open, the driver checks what it is.
         unsafe { context.driver.mem_import(&mut handle, number, BY_FD) }.check(&context)?;
         Ok(Physical { context: context.clone(), handle, bytes })
+    }
+
+    /// The memory that is mapped at `addr`, `bytes` bytes long, whoever made it. The outer result is ours,
+    /// the inner the driver's: other memory than VMM's has no handle.
+    pub fn at(
+        context: &Arc<Context>,
+        addr: CUdeviceptr,
+        bytes: u64,
+    ) -> Result<std::result::Result<Self, Status>> {
+        let _scope = context.enter_relaxed()?;
+        let mut handle = 0;
+        let place = addr as usize as *mut c_void; // the driver wants the address in a pointer
+        // SAFETY: valid for the handle; the driver looks the address up.
+        let status = unsafe { context.driver.mem_retain(&mut handle, place) };
+        Ok(if status.is_ok() {
+            Ok(Physical { context: context.clone(), handle, bytes })
+        } else {
+            Err(status)
+        })
+    }
+
+    /// Maps all of it at an address, where a range is reserved and nothing is mapped.
+    pub fn map_at(&self, addr: CUdeviceptr) -> Result<()> {
+        let _scope = self.context.enter_relaxed()?;
+        // SAFETY: the caller reserved the range, the handle is alive; the driver checks what is there.
+        unsafe { self.context.driver.mem_map(addr, self.bytes as usize, 0, self.handle, 0) }
+            .check(&self.context)
     }
 
     /// A new descriptor for another process.
@@ -135,11 +158,7 @@ impl Mapping {
             let text = format!("memory of {} bytes for a range of {}", physical.bytes, self.bytes);
             return Err(Error::internal(text));
         }
-        let scope = self.context.enter_relaxed()?;
-        // SAFETY: the range is reserved and nothing is mapped there, the handle is alive.
-        unsafe { self.context.driver.mem_map(self.addr, self.bytes, 0, physical.handle, 0) }
-            .check(&self.context)?;
-        drop(scope);
+        physical.map_at(self.addr)?;
         *self.granted() = Some(Vec::new());
         devices.iter().try_for_each(|device| self.grant(*device))
     }
@@ -194,6 +213,20 @@ impl Drop for Mapping {
             unsafe { self.context.driver.mem_address_free(self.addr, self.bytes) }
         });
     }
+}
+
+/// The length of which sizes and places of shared memory are multiples.
+pub fn granularity(context: &Context) -> Result<u64> {
+    let _scope = context.enter_relaxed()?;
+    granularity_of(context, &properties(context, Use::Shared))
+}
+
+fn granularity_of(context: &Context, properties: &CUmemAllocationProp) -> Result<u64> {
+    let mut granularity: usize = 0;
+    let least = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+    // SAFETY: valid for the number and the properties.
+    unsafe { context.driver.mem_granularity(&mut granularity, properties, least) }.check(&context)?;
+    Ok(granularity.max(1) as u64)
 }
 
 fn location(context: &Context) -> CUmemLocation {

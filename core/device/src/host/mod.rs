@@ -78,7 +78,7 @@ struct Mapping {
     addr: usize,
     bytes: usize,
     fd: Option<OwnedFd>,
-    /// Whether somebody was told how to map it: then it is never used for anything else.
+    /// True if somebody was told how to map it: then it is never used for anything else.
     is_exported: AtomicBool,
     /// The pool's leave; none for an importer's mapping and for the pool's own.
     ticket: Option<Arc<Ticket>>,
@@ -375,7 +375,8 @@ impl SharedMemory for HostDevice {
     }
 }
 
-/// Why there is no file for a heap. With many ranks in one process it is most often the limit of open files.
+/// The reason why there is no file for a heap. With many ranks in one process it is most often the limit of
+/// open files.
 fn no_file(errno: rustix::io::Errno) -> Error {
     let error = Error::system("memfd_create", errno);
     match errno {

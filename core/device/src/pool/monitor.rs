@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use hawser_base::error::{Error, Result};
+use hawser_base::figures::{self, Counter};
 use hawser_base::log;
 
 use super::Stats;
@@ -14,12 +15,20 @@ pub struct SharedStats {
     name: String,
     figures: Mutex<(Stats, bool)>,
     changed: Condvar,
+    /// Committed and used bytes, and refusals, as others read them.
+    shown: [Counter; 3],
 }
 
 impl SharedStats {
     /// Nothing taken yet.
     pub fn new(name: String) -> Self {
-        Self { name, figures: Mutex::default(), changed: Condvar::new() }
+        let device = [("device", name.as_str())];
+        let shown = [
+            figures::level("pool_committed_bytes", &device),
+            figures::level("pool_used_bytes", &device),
+            figures::sum("pool_refusals_total", &device),
+        ];
+        Self { name, figures: Mutex::default(), changed: Condvar::new(), shown }
     }
 
     /// The figures now.
@@ -29,6 +38,8 @@ impl SharedStats {
 
     /// New figures.
     pub fn set(&self, stats: Stats) {
+        let values = [stats.committed, stats.in_use, stats.refusals];
+        self.shown.iter().zip(values).for_each(|(figure, value)| figure.set(value));
         self.figures.lock().unwrap_or_else(PoisonError::into_inner).0 = stats;
     }
 

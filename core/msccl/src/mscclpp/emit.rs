@@ -147,7 +147,7 @@ impl<'a> Rank<'a> {
             .for_each(|cell| self.uses[*cell] = Uses { write: Some((index, number)), reads: Vec::new() });
     }
 
-    /// What a block does not know to be over yet, of what it must wait for.
+    /// The steps that a block must wait for and does not know to be over yet.
     fn learn(&mut self, index: usize, awaited: BTreeMap<usize, u32>) -> Vec<(usize, u32)> {
         let mut waits = Vec::new();
         // What was done last knows most.

@@ -131,7 +131,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// What an operation does; None = nothing that matters between threadblocks.
+    /// The effect of an operation; None = nothing that matters between threadblocks.
     fn act(&self, name: &str, op: &Object<'_>) -> Result<Option<Act>> {
         let count = if self.is_old { "nthread_blocks" } else { "num_threadblocks" };
         Ok(Some(match name {

@@ -268,7 +268,7 @@ fn wires(block: &Object<'_>, joined: &Joined, buffers: &[(u32, Buf)], is_old: bo
     Ok(wires)
 }
 
-/// How a channel carries data; None = through the switch, whose operations are refused where they stand.
+/// The wire of a channel; None = through the switch, whose operations are refused where they stand.
 pub(super) fn wire(node: Node<'_>) -> Result<Option<Wire>> {
     match node.word()?.as_str() {
         "memory" | "sm" => Ok(Some(Wire::Memory)),

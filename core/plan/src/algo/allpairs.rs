@@ -5,7 +5,9 @@
 //! rank above. Later groups are reduced onto the partial result, which is kept in the output. One reducer
 //! per chunk makes the results of all ranks equal to the last bit.
 
-use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic, others, ranks};
+use super::entry::{
+    Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic, one_step_keeps, others, ranks,
+};
 use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send,
     recv_reduce_send, send,
@@ -59,6 +61,7 @@ const fn generator(
     Generator {
         max_ranks: MAX_RANKS,
         most_channel_steps: |key| most_gather_steps(key.ranks),
+        keeps: one_step_keeps,
         ..Generator::new(collective, build, traffic, across)
     }
 }
@@ -92,7 +95,7 @@ fn across(load: &Across) -> NetTraffic {
         Collective::AllReduce => (2.0 * pairs, 2.0, 4.0 * (far - 1.0)),
         _ => (pairs, 1.0, 2.0 * (far - 1.0)),
     };
-    NetTraffic { out, hops, busiest: 2.0 * far, more_messages }
+    NetTraffic { busiest: 2.0 * far, more_messages, ..NetTraffic::new(out, hops) }.over(load.local)
 }
 
 /// A rank that is not the root has no place for partial results of a reduction: it takes all peers in one

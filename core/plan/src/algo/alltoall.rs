@@ -34,7 +34,7 @@ fn bruck_traffic(load: &Load) -> Traffic {
 }
 
 fn bruck_across(load: &Across) -> NetTraffic {
-    NetTraffic::new(load.pairs() * load.levels(), load.levels())
+    NetTraffic::new(load.pairs() * load.levels(), load.levels()).over(load.local)
 }
 
 fn pairwise_traffic(load: &Load) -> Traffic {
@@ -42,7 +42,7 @@ fn pairwise_traffic(load: &Load) -> Traffic {
 }
 
 fn pairwise_across(load: &Across) -> NetTraffic {
-    NetTraffic::new(load.pairs(), load.far())
+    NetTraffic::new(load.pairs(), load.far()).over(load.local)
 }
 
 /// The longest channel then has as many steps as a channel can have.

@@ -43,7 +43,7 @@ pub const DOUBLE_RING: Entry = Entry {
     ],
 };
 
-/// Each tile's chunk is a step of its own, twice for an all-reduce: a block takes 255 steps.
+/// Most ranks: an all-reduce has two steps for each rank, and a block takes 255 steps.
 const MAX_RANKS: u32 = 127;
 
 fn ranks_steps(key: &ProgramKey) -> u32 {
@@ -60,11 +60,16 @@ fn all_reduce_traffic(load: &Load) -> Traffic {
 }
 
 fn across(load: &Across) -> NetTraffic {
-    NetTraffic { more_messages: 1.0, ..NetTraffic::new(load.ring(), load.hosts) }
+    NetTraffic { more_messages: 1.0, ..NetTraffic::new(load.ring(), load.hosts) }.over(ends(load))
 }
 
 fn all_reduce_across(load: &Across) -> NetTraffic {
-    NetTraffic { more_messages: 1.0, ..NetTraffic::new(2.0 * load.ring(), 2.0 * load.hosts) }
+    NetTraffic { more_messages: 1.0, ..NetTraffic::new(2.0 * load.ring(), 2.0 * load.hosts) }.over(ends(load))
+}
+
+/// The ranks of a host that send to other hosts: one for each direction.
+fn ends(load: &Across) -> f64 {
+    load.local.min(2.0)
 }
 
 /// Reduce-scatter, then all-gather, in both directions: chunk `c` of a half starts at the rank `c` of that
@@ -115,6 +120,7 @@ fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
     })
 }
 
+/// A program of two channels, each with the steps of one ring.
 fn both(key: &ProgramKey, rank: u32, steps: impl Fn(&Ring) -> Vec<Step>) -> RankProgram {
     let channels = (0..2).map(|half| Channel { steps: steps(&Ring::new(key, rank, half)) }).collect();
     RankProgram { channels, lanes: Vec::new() }
@@ -122,10 +128,15 @@ fn both(key: &ProgramKey, rank: u32, steps: impl Fn(&Ring) -> Vec<Step>) -> Rank
 
 /// A rank's place in one of the rings.
 struct Ring {
+    /// The half of the data that this ring carries: 0 upwards, 1 downwards.
     half: u32,
+    /// This rank.
     rank: u32,
+    /// Number of ranks.
     ranks: u32,
+    /// The rank that this one sends to.
     next: u32,
+    /// The rank that this one receives from.
     previous: u32,
 }
 

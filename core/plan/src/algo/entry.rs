@@ -1,13 +1,14 @@
 //! The words of the registry: what is known of an algorithm, and what its programs cost.
 
 use hawser_program::RankProgram;
+use hawser_program::verify::{Declared, Order};
 use hawser_types::{Algorithm, Collective, Measured, Result};
 
-/// Most ranks of a program, and so of a communicator: an all-to-all has two steps for each peer, a channel
-/// 255 steps and a lane of its own, and there are 24 lanes unless somebody says otherwise.
-pub const MAX_RANKS: u32 = 1 + 24 * 127;
+/// Most ranks of a communicator. Programs that are not offered for so many give way to others, or to messages
+/// ([`crate::vector::of_many_ranks`]). Steps name peers by 16 bits, so 65,535 is what no build can exceed.
+pub const MAX_RANKS: u32 = 1 << 14;
 
-/// What identifies a generated program; equal keys give equal programs.
+/// The identity of a generated program; equal keys give equal programs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ProgramKey {
     /// The collective that the program computes.
@@ -45,8 +46,8 @@ pub enum Needs {
 pub struct Entry {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// Where it has been measured on GPUs: elsewhere the cost model does not take it unless the user names
-    /// nothing else.
+    /// The places where it has been measured on GPUs: elsewhere the cost model does not take it unless the
+    /// user names nothing else.
     pub measured: Measured,
     /// The kind of topology that the algorithm needs besides its ranks.
     pub needs: Needs,
@@ -62,9 +63,9 @@ pub struct Generator {
     pub collective: Collective,
     /// Makes the program of a rank.
     pub build: fn(&ProgramKey, u32) -> RankProgram,
-    /// What a rank does with its bytes: the cost model's view of the program within a host.
+    /// The traffic of a rank: the cost model's view of the program within a host.
     pub traffic: fn(&Load) -> Traffic,
-    /// What crosses the network: the cost model's view of the program between hosts.
+    /// The traffic between hosts: the cost model's view of the program between hosts.
     pub across: fn(&Across) -> NetTraffic,
     /// Most ranks for which the program is offered.
     pub max_ranks: u32,
@@ -80,8 +81,13 @@ pub struct Generator {
     pub check: fn(&ProgramKey) -> Result<()>,
     /// As how many exchanges between all ranks a fused kernel can run the program; 0 = not at all.
     pub exchanges: u32,
-    /// Whether copy engines can move the program's data: its channels do not wait for each other.
+    /// True if copy engines can move the program's data: its channels do not wait for each other.
     pub by_copies: bool,
+    /// True if no two channels of a rank have a peer in common: then any of them may share a lane, and the
+    /// program needs no more lanes than there are.
+    pub shares_lanes: fn(&ProgramKey) -> bool,
+    /// True if the program combines values in a declared order, operands included, where it is known to.
+    pub keeps: fn(&ProgramKey, &Declared) -> bool,
 }
 
 impl Generator {
@@ -105,6 +111,8 @@ impl Generator {
             check: fine,
             exchanges: 0,
             by_copies: false,
+            shares_lanes: |_| false,
+            keeps: |_, _| false,
         }
     }
 }
@@ -113,7 +121,8 @@ fn none(_key: &ProgramKey) -> u32 {
     0
 }
 
-fn one(_key: &ProgramKey) -> u32 {
+/// One of something, whatever the key.
+pub fn one(_key: &ProgramKey) -> u32 {
     1
 }
 
@@ -125,6 +134,16 @@ pub fn two(_key: &ProgramKey) -> u32 {
 /// As many as there are ranks.
 pub fn ranks(key: &ProgramKey) -> u32 {
     key.ranks
+}
+
+/// True if a program keeps a declared order whose owners combine all ranks in one step, in the order of
+/// ranks.
+pub fn one_step_keeps(key: &ProgramKey, declared: &Declared) -> bool {
+    match declared.order {
+        Order::Ranks => true,
+        // Of three ranks, both orders combine the first two before the third.
+        Order::Nested => key.ranks == 2 || key.ranks == 3 && !declared.is_narrow,
+    }
 }
 
 fn fine(_key: &ProgramKey) -> Result<()> {
@@ -228,6 +247,8 @@ impl Load {
 pub struct NetTraffic {
     /// Bytes out of the busiest host.
     pub out: f64,
+    /// Bytes to other hosts out of the rank that sends most of them.
+    pub out_of_rank: f64,
     /// Hops between hosts that follow one another.
     pub hops: f64,
     /// Messages to and from other hosts that the busiest rank has for a tile, if the program has a root.
@@ -238,9 +259,14 @@ pub struct NetTraffic {
 }
 
 impl NetTraffic {
-    /// `out` bytes in `hops` hops, one message each way at a time.
+    /// `out` bytes, all out of one rank, in `hops` hops, one message each way at a time.
     pub fn new(out: f64, hops: f64) -> Self {
-        Self { out, hops, busiest: 2.0, more_messages: 0.0 }
+        Self { out, out_of_rank: out, hops, busiest: 2.0, more_messages: 0.0 }
+    }
+
+    /// The same, where so many ranks of a host send equal parts of it.
+    pub fn over(self, ranks: f64) -> Self {
+        Self { out_of_rank: self.out / ranks.max(1.0), ..self }
     }
 }
 

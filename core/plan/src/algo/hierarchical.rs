@@ -10,6 +10,7 @@ use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey
 use hawser_program::build::{
     input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send, recv_reduce_send, send,
 };
+use hawser_program::verify::{Declared, Order};
 use hawser_program::{MAX_CHANNEL_STEPS, MAX_FAN, Op, RankProgram, Step};
 use hawser_types::{Algorithm, PlanError, Result};
 use hawser_types::{Collective, Measured};
@@ -23,6 +24,7 @@ pub const HIERARCHICAL: Entry = Entry {
         max_ranks: MAX_RANKS,
         per_block,
         check,
+        keeps,
         ..Generator::new(Collective::AllReduce, all_reduce, traffic, across)
     }],
 };
@@ -39,6 +41,12 @@ pub const COLLNET: Entry = Entry {
     }],
 };
 
+/// Two hosts of one or two ranks each combine as the nested tree does: inside each, then across.
+fn keeps(key: &ProgramKey, declared: &Declared) -> bool {
+    let local = per_host(key);
+    key.ranks == 2 || declared.order == Order::Nested && local == 2 && key.ranks == 4
+}
+
 fn traffic(load: &Load) -> Traffic {
     let (local, bytes) = (f64::from(load.key.per_host.max(1)), load.bytes);
     let inside = 2.0 * bytes * (local - 1.0) / local;
@@ -51,13 +59,13 @@ fn traffic(load: &Load) -> Traffic {
 fn across(load: &Across) -> NetTraffic {
     let (bytes, others) = (load.bytes, load.hosts - 1.0);
     match load.hosts == 2.0 {
-        true => NetTraffic::new(bytes, 1.0),
-        false => NetTraffic::new(2.0 * bytes * others / load.hosts, 2.0 * others),
+        true => NetTraffic::new(bytes, 1.0).over(load.local),
+        false => NetTraffic::new(2.0 * bytes * others / load.hosts, 2.0 * others).over(load.local),
     }
 }
 
 fn collnet_across(load: &Across) -> NetTraffic {
-    NetTraffic::new(load.bytes, 1.0)
+    NetTraffic::new(load.bytes, 1.0).over(load.local)
 }
 
 /// Most ranks for which a split into hosts exists whatever their number.

@@ -9,6 +9,7 @@ use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_send, scratch as spare,
     send,
 };
+use hawser_program::verify::{Declared, Order};
 use hawser_program::{MAX_FAN, RankProgram, Step};
 use hawser_types::{Algorithm, Collective, Measured};
 
@@ -19,7 +20,7 @@ pub const KNOMIAL: Entry = Entry {
     needs: Needs::Nothing,
     generators: &[
         Generator { scratch, ..Generator::new(Collective::Broadcast, broadcast, traffic, across) },
-        Generator { scratch, ..Generator::new(Collective::Reduce, reduce, traffic, across) },
+        Generator { scratch, keeps, ..Generator::new(Collective::Reduce, reduce, traffic, across) },
     ],
 };
 
@@ -30,6 +31,13 @@ fn traffic(load: &Load) -> Traffic {
 fn across(load: &Across) -> NetTraffic {
     let levels = load.levels();
     NetTraffic { busiest: levels, ..NetTraffic::new(load.bytes * levels, levels) }
+}
+
+/// A node takes its own value, then those of its children, the nearest first: the nested tree, if the root is
+/// rank 0 and sums within a step are as good as rounded ones.
+fn keeps(key: &ProgramKey, declared: &Declared) -> bool {
+    let is_nested = key.root == 0 && !declared.is_narrow;
+    key.ranks == 2 && key.root == 0 || is_nested && declared.order == Order::Nested
 }
 
 /// As many ranks as there are.

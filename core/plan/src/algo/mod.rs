@@ -15,6 +15,7 @@ mod doublering;
 mod entry;
 mod hierarchical;
 mod knomial;
+mod nested;
 mod oneshot;
 mod pat;
 mod recursive;
@@ -24,6 +25,7 @@ mod tree;
 use std::sync::LazyLock;
 
 use hawser_program::build::{copy, input, output};
+use hawser_program::verify::Declared;
 use hawser_program::{Program, RankProgram, Shape};
 use hawser_types::{Algorithm, Collective, Measured, PlanError, Result};
 
@@ -32,7 +34,7 @@ pub use entry::{Across, Entry, Generator, Load, MAX_RANKS, Needs, NetTraffic, Pr
 use crate::imported::kept;
 
 /// All algorithms, in the order in which ties are decided.
-static REGISTRY: [&Entry; 14] = [
+static REGISTRY: [&Entry; 15] = [
     &ring::RING,
     &tree::TREE,
     &oneshot::ONE_SHOT,
@@ -47,6 +49,7 @@ static REGISTRY: [&Entry; 14] = [
     &knomial::KNOMIAL,
     &pat::PAT,
     &doublering::DOUBLE_RING,
+    &nested::NESTED,
 ];
 
 /// The families that have a generator for each collective of [`Collective::ALL`].
@@ -73,7 +76,7 @@ pub fn algorithms_of_networks(collective: Collective) -> impl Iterator<Item = Al
     offered.map(|entry| entry.algorithm)
 }
 
-/// What is known of an algorithm; None for a program that a user brought.
+/// The entry of an algorithm; None for a program that a user brought.
 pub fn entry(algorithm: Algorithm) -> Option<&'static Entry> {
     REGISTRY.iter().find(|entry| entry.algorithm == algorithm).copied()
 }
@@ -83,17 +86,19 @@ pub fn needs(algorithm: Algorithm) -> Needs {
     entry(algorithm).map_or(Needs::Nothing, |entry| entry.needs)
 }
 
-/// Where an algorithm has been measured on GPUs; a program of a user's counts as measured by who brought it.
+/// The places where an algorithm has been measured on GPUs; a program of a user's counts as measured by who
+/// brought it.
 pub fn measured(algorithm: Algorithm) -> Measured {
     entry(algorithm).map_or(Measured::Everywhere, |entry| entry.measured)
 }
 
-/// How the program of a family is made for a collective, if there is one.
+/// The generator of an algorithm's program for a collective, if there is one.
 pub fn generator(collective: Collective, algorithm: Algorithm) -> Option<&'static Generator> {
     entry(algorithm)?.generators.iter().find(|generator| generator.collective == collective)
 }
 
-/// What is equal for all ranks of the program; its name is that of the generator (`ring_all_reduce`).
+/// The part of the program that is equal for all ranks; its name is that of the generator
+/// (`ring_all_reduce`).
 ///
 /// # Errors
 /// `BadProgram` when there is no such generator, or not for so many ranks, or the root is no rank.
@@ -153,12 +158,25 @@ fn add_networks(key: &ProgramKey, ranks: &mut Vec<RankProgram>) {
     ranks.extend(networks);
 }
 
+/// True if the program of a key combines values in a declared order; a program that a user brought is asked
+/// by [`crate::imported::other_order`].
+pub fn keeps(key: &ProgramKey, declared: &Declared) -> bool {
+    generator(key.collective, key.algorithm).is_some_and(|generator| (generator.keeps)(key, declared))
+}
+
 /// Most ranks for which `algorithm` is offered.
 pub fn max_ranks(collective: Collective, algorithm: Algorithm) -> u32 {
     match algorithm {
         Algorithm::Imported(program) => kept(program).program.shape.ranks,
         _ => generator(collective, algorithm).map_or(MAX_RANKS, |generator| generator.max_ranks),
     }
+}
+
+/// Most ranks for which there is a program that needs no hosts of equally many ranks and no network that
+/// reduces.
+pub fn most_ranks(collective: Collective) -> u32 {
+    let free = algorithms(collective).iter().filter(|algorithm| needs(**algorithm) == Needs::Nothing);
+    free.map(|algorithm| max_ranks(collective, *algorithm)).max().unwrap_or(MAX_RANKS)
 }
 
 /// The name of a generator, such as `ring_all_reduce`.
@@ -189,6 +207,11 @@ pub fn channels(key: &ProgramKey) -> Result<u32> {
 pub(crate) fn most_channel_steps(key: &ProgramKey) -> u32 {
     let generator = generator(key.collective, key.algorithm).filter(|_| key.ranks > 1);
     generator.map_or(2, |generator| (generator.most_channel_steps)(key))
+}
+
+/// True if any channels of a generated program may share a lane: no two of a rank have a peer in common.
+pub fn shares_lanes(key: &ProgramKey) -> bool {
+    generator(key.collective, key.algorithm).is_some_and(|generator| (generator.shares_lanes)(key))
 }
 
 /// The origin of a program: a copy, a generator or the user.

@@ -1,6 +1,8 @@
 //! One hop, one step: everyone (or the root) hears from everyone at once. For small sizes.
 
-use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic, others};
+use super::entry::{
+    Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic, one_step_keeps, others,
+};
 use hawser_program::build::{copy_send, input, output, recv, recv_reduce_copy, send};
 use hawser_program::{MAX_FAN, RankProgram};
 use hawser_types::{Algorithm, Collective, Measured};
@@ -14,6 +16,7 @@ pub const ONE_SHOT: Entry = Entry {
         Generator {
             max_ranks: MAX_RANKS,
             exchanges: 1,
+            keeps: one_step_keeps,
             ..Generator::new(Collective::AllReduce, all_reduce, all_reduce_traffic, all_reduce_across)
         },
         Generator {
@@ -24,6 +27,7 @@ pub const ONE_SHOT: Entry = Entry {
         Generator {
             max_ranks: MAX_RANKS,
             exchanges: 1,
+            keeps: one_step_keeps,
             ..Generator::new(Collective::Reduce, reduce, traffic, across)
         },
     ],
@@ -40,7 +44,7 @@ fn traffic(load: &Load) -> Traffic {
 }
 
 fn all_reduce_across(load: &Across) -> NetTraffic {
-    at_once(load, load.bytes * load.local * load.far())
+    at_once(load, load.bytes * load.local * load.far()).over(load.local)
 }
 
 fn across(load: &Across) -> NetTraffic {

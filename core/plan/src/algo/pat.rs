@@ -34,7 +34,7 @@ fn traffic(load: &Load) -> Traffic {
 }
 
 fn across(load: &Across) -> NetTraffic {
-    NetTraffic::new(load.ring() * load.local, load.levels())
+    NetTraffic::new(load.ring() * load.local, load.levels()).over(load.local)
 }
 
 /// One step per rank in one channel; up to eight children.

@@ -5,6 +5,7 @@
 
 use super::entry::{Across, Entry, Generator, Load, MAX_RANKS, Needs, NetTraffic, ProgramKey, Traffic};
 use hawser_program::build::{input, output, recv, recv_reduce_copy, send};
+use hawser_program::verify::{Declared, Order};
 use hawser_program::{RankProgram, Ref, Step};
 use hawser_types::{Algorithm, Collective, Measured};
 
@@ -15,6 +16,7 @@ pub const RECURSIVE_DOUBLING: Entry = Entry {
     needs: Needs::Nothing,
     generators: &[Generator {
         max_ranks: MAX_DOUBLING_RANKS,
+        keeps: doubling_keeps,
         ..Generator::new(Collective::AllReduce, doubling_all_reduce, doubling_traffic, doubling_across)
     }],
 };
@@ -36,7 +38,7 @@ fn doubling_traffic(load: &Load) -> Traffic {
 }
 
 fn doubling_across(load: &Across) -> NetTraffic {
-    NetTraffic::new(load.bytes * load.local * load.levels(), load.levels())
+    NetTraffic::new(load.bytes * load.local * load.levels(), load.levels()).over(load.local)
 }
 
 fn halving_traffic(load: &Load) -> Traffic {
@@ -44,7 +46,18 @@ fn halving_traffic(load: &Load) -> Traffic {
 }
 
 fn halving_across(load: &Across) -> NetTraffic {
-    NetTraffic::new(2.0 * load.bytes * load.local, 2.0 * load.levels())
+    NetTraffic::new(2.0 * load.bytes * load.local, 2.0 * load.levels()).over(load.local)
+}
+
+/// Pairs, then neighbours at doubling distances, are the nested tree where the ranks without a partner are
+/// the last ones of every block: 2^a - 2^b ranks.
+fn doubling_keeps(key: &ProgramKey, declared: &Declared) -> bool {
+    let lowest = 1 << key.ranks.trailing_zeros();
+    let is_nested = (key.ranks + lowest).is_power_of_two() || key.ranks.is_power_of_two();
+    match declared.order {
+        Order::Nested => is_nested,
+        Order::Ranks => key.ranks == 2 || key.ranks == 3 && !declared.is_narrow,
+    }
 }
 
 /// Steps are few: as many ranks as there are.

@@ -8,6 +8,7 @@ use hawser_program::build::{
     copy_send, input, output, recv, recv_copy_send, recv_reduce_copy, recv_reduce_copy_send,
     recv_reduce_send, send,
 };
+use hawser_program::verify::{Declared, Order};
 use hawser_program::{RankProgram, Step};
 use hawser_types::{Algorithm, Collective, Measured};
 
@@ -30,7 +31,10 @@ pub const RING: Entry = Entry {
             by_copies: true,
             ..Generator::new(Collective::Broadcast, broadcast, Load::chain, chain_across)
         },
-        Generator::new(Collective::Reduce, reduce, Load::chain, chain_across),
+        Generator {
+            keeps: chain_keeps,
+            ..Generator::new(Collective::Reduce, reduce, Load::chain, chain_across)
+        },
     ],
 };
 
@@ -53,6 +57,12 @@ fn across(load: &Across) -> NetTraffic {
 
 fn chain_across(load: &Across) -> NetTraffic {
     NetTraffic::new(load.bytes, load.hosts - 1.0)
+}
+
+/// A chain to the last rank adds up in the order of ranks, if sums on the way are as good as rounded ones.
+fn chain_keeps(key: &ProgramKey, declared: &Declared) -> bool {
+    let is_last = key.root == key.ranks - 1;
+    is_last && (key.ranks == 2 || declared.order == Order::Ranks && !declared.is_narrow)
 }
 
 /// Reduce-scatter, then all-gather, over `ranks` chunks: chunk `c` starts at rank `c`, is complete

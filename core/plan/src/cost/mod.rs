@@ -1,4 +1,4 @@
-//! What a candidate costs: latency of its hops, bytes on the busiest link, work of its blocks.
+//! The cost of a candidate: latency of its hops, bytes on the busiest link, work of its blocks.
 //!
 //! The formulas are here, the numbers in [`Constants`]: built-in ones, or those that `hawser measure` found
 //! on a machine ([`crate::fit`]). A model never has to be right, only to order the candidates; `Why` prints
@@ -105,9 +105,9 @@ fn program_share(key: &ProgramKey) -> f64 {
     }
 }
 
-/// What ways without staging gain where tiles are said to have their share of the wire: set so that both meet
-/// where they did when measured on two GPUs (`bench/`), between 4 and 64 MiB. What is combined gains nothing,
-/// it seems, where many read from many: kernels pull 312 GB/s on eight GPUs, NCCL reaches 347.
+/// The gain of ways without staging where tiles are said to have their share of the wire: set so that both
+/// meet where they did when measured on two GPUs (`bench/`), between 4 and 64 MiB. What is combined gains
+/// nothing, it seems, where many read from many: kernels pull 312 GB/s on eight GPUs, NCCL reaches 347.
 fn direct_share(key: &ProgramKey) -> f64 {
     use Collective::{AllGather, AllReduce, AllToAll, Gather, ReduceScatter, Scatter};
     match key.collective {
@@ -127,8 +127,8 @@ fn exchanges(key: &ProgramKey) -> f64 {
 /// Megabits per second of a network that does not say.
 const NET_MBPS: u32 = 25_000;
 
-/// What the network adds: µs for the bytes out of the busiest host and the hops of all tiles, and µs for the
-/// hops and messages of the first tile.
+/// The time that the network adds: µs for the bytes out of the busiest host and the hops of all tiles, and µs
+/// for the hops and messages of the first tile.
 fn net(key: &ProgramKey, route: Route, (bytes, tiles): (f64, f64), topology: &Topology) -> (f64, f64) {
     // Flags travel with the data.
     let on_wire = if route == Route::LL { 2.0 } else { 1.0 };
@@ -138,9 +138,12 @@ fn net(key: &ProgramKey, route: Route, (bytes, tiles): (f64, f64), topology: &To
         hosts: f64::from(topology.hosts()),
         local: f64::from(topology.places().1),
     };
-    let NetTraffic { out, hops, busiest, more_messages } = net_traffic(&across);
-    let mbps = if topology.net_mbps == 0 { NET_MBPS } else { topology.net_mbps };
+    let NetTraffic { out, out_of_rank, hops, busiest, more_messages } = net_traffic(&across);
+    let of_host = if topology.net_mbps == 0 { NET_MBPS } else { topology.net_mbps };
+    let of_rank = if topology.rank_mbps == 0 { of_host } else { topology.rank_mbps };
     // A megabit per second is an eighth of a byte per µs.
+    let us = |bytes: f64, mbps: u32| bytes / (f64::from(mbps) / 8.0);
+    let moved = us(out, of_host).max(us(out_of_rank, of_rank));
     let waits = (tiles - 1.0) * hops * topology.constants.net_round_us;
     let Constants { net_hop_us, net_message_us, .. } = topology.constants;
     let begin = match key.collective {
@@ -152,7 +155,7 @@ fn net(key: &ProgramKey, route: Route, (bytes, tiles): (f64, f64), topology: &To
         }
         _ => hops * net_hop_us + more_messages * net_message_us,
     };
-    (out / (f64::from(mbps) / 8.0) + waits, begin)
+    (moved + waits, begin)
 }
 
 /// The traffic of a program between hosts.
@@ -162,7 +165,7 @@ fn net_traffic(across: &Across) -> NetTraffic {
         (_, Some(generator)) => (generator.across)(across),
         (Algorithm::Imported(program), _) => {
             let traffic = brought(kept(program), across.bytes);
-            NetTraffic::new(traffic.out * across.local, traffic.hops)
+            NetTraffic::new(traffic.out * across.local, traffic.hops).over(across.local)
         }
         _ => NetTraffic::new(across.bytes, 1.0),
     }

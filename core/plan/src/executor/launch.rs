@@ -1,4 +1,4 @@
-//! What all executors share: a launch of steps, and what a call asks of the values.
+//! The parts that all executors share: a launch of steps, and the operation of a call on values.
 
 use hawser_kernels_abi::{Args, DeviceOp, KernelKey};
 use hawser_types::{Algorithm, Call, Collective, DataType, ReduceOp, Route, Scalar};
@@ -32,14 +32,14 @@ impl LaunchPlan {
         if self.reduces() { self.ctas as u8 } else { self.args.n_blocks }
     }
 
-    /// Whether copy engines make the moves of a reduction, and kernels of [`LaunchPlan::ctas`] blocks
+    /// True if copy engines make the moves of a reduction, and kernels of [`LaunchPlan::ctas`] blocks
     /// combine.
     pub fn reduces(&self) -> bool {
         self.kernel.route == Route::COPY_ENGINE && self.kernel.op != DeviceOp::Copy
     }
 }
 
-/// What the device does to values for `call`: averages of floating-point types are sums of inputs
+/// The operation of the device on values for `call`: averages of floating-point types are sums of inputs
 /// multiplied by 1/ranks, averages of integers are divided at the end.
 pub fn device_op(call: &Call) -> DeviceOp {
     if !call.collective.reduces() {
@@ -84,7 +84,7 @@ pub enum Direct {
     LockStep,
     /// Tile by tile along a chain of ranks, each of which passes on what came into its user's buffer.
     Chain,
-    /// What a reduction's owners have combined, tile by tile, to everybody who gets it.
+    /// The values that a reduction's owners have combined, tile by tile, to everybody who gets them.
     PassedOn,
 }
 
@@ -106,7 +106,7 @@ impl Direct {
         }
     }
 
-    /// Whether only senders copy, tile by tile: a leg whose sender comes first is staged.
+    /// True if only senders copy, tile by tile: a leg whose sender comes first is staged.
     pub fn is_pushed(self) -> bool {
         matches!(self, Self::Chain | Self::PassedOn)
     }

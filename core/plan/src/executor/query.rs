@@ -32,7 +32,7 @@ impl Query<'_> {
     }
 }
 
-/// How often a program is laid over the data, and the blocks of one copy.
+/// The number of times that a program is laid over the data, and the blocks of one copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grid {
     /// Copies of the program over parts of every chunk.
@@ -67,7 +67,7 @@ pub struct Decided<'a> {
     pub config: &'a PlanConfig,
 }
 
-/// What an executor compiles: a launch, but for what only the runtime knows.
+/// The plan that an executor compiles: a launch, but for what only the runtime knows.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Plan {
     /// The steps of a program over the data of a call.
@@ -94,7 +94,7 @@ pub trait PlanExecutor: Sync {
     /// The routes that it has.
     fn routes(&self) -> &'static [Route];
 
-    /// Whether it may be a candidate at all for a family's program, on ranks of a kind of device.
+    /// True if it may be a candidate at all for a family's program, on ranks of a kind of device.
     fn offers(&self, collective: Collective, algorithm: Algorithm, device: DeviceKind) -> bool;
 
     /// Checks that it can run a call.

@@ -149,7 +149,7 @@ impl Machine {
     }
 }
 
-/// Whether the step of another channel that a block waits for is over, in all its repetitions for the tile.
+/// True if the step of another channel that a block waits for is over, in all its repetitions for the tile.
 fn is_due(launch: &Launch, places: &[Place], index: usize) -> bool {
     let blocks = &launch.plan.args.blocks;
     let (block, at) = (&blocks[index], places[index]);

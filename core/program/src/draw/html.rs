@@ -3,8 +3,8 @@
 use super::{escape, to_svg};
 use crate::Program;
 
-/// What the page adds to the picture: the step under the pointer, its arrows, and the steps at their other
-/// ends stay, all else fades; the line above says what it is. Keys do the same as the pointer.
+/// The script that the page adds to the picture: the step under the pointer, its arrows, and the steps at
+/// their other ends stay, all else fades; the line above says what it is. Keys do the same as the pointer.
 const SCRIPT: &str = r#"
 const info = document.getElementById("info"), svg = document.querySelector("svg");
 const steps = new Map([...svg.querySelectorAll(".step")].map(g => [g.dataset.step, g]));

@@ -135,6 +135,13 @@ pub enum Fault {
         /// Chunk of the output.
         chunk: u32,
     },
+    /// A step combines values otherwise than the declared tree does.
+    OtherOrder {
+        /// The place of the fault.
+        at: At,
+        /// The difference in words.
+        what: String,
+    },
     /// The finishing operation is applied to a finished value, or a finished value is reduced further.
     FinishedTwice {
         /// The place of the fault.
@@ -206,11 +213,8 @@ impl fmt::Display for Fault {
                 write!(f, "undefined read: {at} reads {}, which nobody wrote", name(*reference))
             }
             Self::OverwrittenInput { at, reference } => {
-                write!(
-                    f,
-                    "overwritten input: {at} reads {} after it was overwritten in place",
-                    name(*reference)
-                )
+                let name = name(*reference);
+                write!(f, "overwritten input: {at} reads {name} after it was overwritten in place")
             }
             Self::Race { at, other, reference } => {
                 write!(f, "race: {at} and {other} both use {} and nothing orders them", name(*reference))
@@ -234,6 +238,7 @@ impl fmt::Display for Fault {
                 f,
                 "not finished: output chunk {chunk} of rank {rank} never got the finishing operation"
             ),
+            Self::OtherOrder { at, what } => write!(f, "other order: {at} {what}"),
             Self::FinishedTwice { at } => {
                 write!(f, "finished twice: {at} works on a value that is finished already")
             }

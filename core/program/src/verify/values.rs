@@ -7,6 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::fault::{At, Fault};
 use super::form::chunks_on;
+use super::order::Declared;
 use crate::{Buf, Op, Program, Ref, Shape, Step};
 use hawser_types::Collective;
 
@@ -20,6 +21,20 @@ pub(super) fn check(program: &Program, order: &[At], in_place: bool) -> Result<b
     run.outputs()
 }
 
+/// Follows `order` and checks that every output is combined along a declared tree.
+pub(super) fn check_tree(program: &Program, order: &[At], declared: &Declared) -> Result<(), Fault> {
+    let mut run = Run::new(program, false);
+    run.declared = Some(*declared);
+    for &at in order {
+        run.step(at)?;
+    }
+    run.outputs()?;
+    match run.is_declared() {
+        true => Ok(()),
+        false => run.departure.map_or(Ok(()), Err),
+    }
+}
+
 /// A symbolic value.
 #[derive(Debug, Clone)]
 struct Value {
@@ -30,6 +45,9 @@ struct Value {
     finished: bool,
     /// Hash of the expression: equal means equal to the last bit.
     hash: u64,
+    /// The node of the declared tree that it is: the first rank below it, and the one behind the last. None
+    /// if it is none.
+    node: Option<(u32, u32)>,
 }
 
 /// The same input chunk of neighbouring ranks, the same number of times. Most values are sums over
@@ -74,6 +92,10 @@ struct Run<'a> {
     clocks: Vec<Clock>,
     /// Clocks at the end of steps that others wait for; None before.
     ended: FxHashMap<(usize, u32), Option<Clock>>,
+    /// The tree that values are compared with, if any.
+    declared: Option<Declared>,
+    /// The first step whose value is no node of that tree.
+    departure: Option<Fault>,
 }
 
 impl<'a> Run<'a> {
@@ -100,12 +122,15 @@ impl<'a> Run<'a> {
             fifos: FxHashMap::default(),
             clocks: (0..processes).map(|_| Rc::new(vec![0; processes])).collect(),
             ended,
+            declared: None,
+            departure: None,
         };
         for rank in 0..shape.ranks {
             for chunk in 0..chunks_on(shape, Buf::Input, rank) {
                 let hash = mix(mix(1, u64::from(rank)), u64::from(chunk));
                 let parts = vec![Part { sources: (rank, rank + 1), chunk, count: 1 }];
-                let value = Value { parts, raw: true, finished: false, hash };
+                let node = Some((rank, rank + 1));
+                let value = Value { parts, raw: true, finished: false, hash, node };
                 let cell = run.cell_of(rank, Buf::Input, chunk);
                 run.cells[rank as usize][cell].value = Some(Rc::new(value));
             }
@@ -150,14 +175,14 @@ impl<'a> Run<'a> {
         let value = match (step.op, step.dst) {
             (Op::Reduce, Some(dst)) => {
                 let old = self.read(at, process, self.moved(step, dst, at))?;
-                combine(at, std::iter::once(old).chain(local).collect(), step.finish)?
+                self.combine(at, std::iter::once(old).chain(local).collect(), step.finish)?
             }
             _ => {
                 let mut operands = received;
                 if let Some(local) = local {
                     operands.insert((step.order as usize).min(operands.len()), local);
                 }
-                combine(at, operands, step.finish)?
+                self.combine(at, operands, step.finish)?
             }
         };
         if let Some(dst) = step.dst.filter(|&dst| !self.copies_onto_itself(at, step, dst)) {
@@ -175,6 +200,33 @@ impl<'a> Run<'a> {
             *ended = Some(clock);
         }
         Ok(())
+    }
+
+    /// Combines operands, and notes the node of the declared tree that the value is.
+    fn combine(&mut self, at: At, operands: Vec<Rc<Value>>, finish: bool) -> Result<Rc<Value>, Fault> {
+        let joined = match &self.declared {
+            Some(declared) if operands.len() > 1 => {
+                declared.join(operands.iter().map(|operand| operand.node)).map(Some)
+            }
+            _ => return combine(at, operands, finish),
+        };
+        let mut value = combine(at, operands, finish)?;
+        Rc::make_mut(&mut value).node = joined.unwrap_or_else(|what| {
+            self.departure.get_or_insert(Fault::OtherOrder { at, what });
+            None
+        });
+        Ok(value)
+    }
+
+    /// True if every output is the whole declared tree.
+    fn is_declared(&self) -> bool {
+        let shape = &self.program.shape;
+        (0..shape.ranks).all(|rank| {
+            (0..chunks_on(shape, Buf::Output, rank)).all(|chunk| {
+                let cell = &self.cells[rank as usize][self.cell_of(rank, Buf::Output, chunk)];
+                cell.value.as_ref().is_some_and(|value| value.node == Some((0, shape.ranks)))
+            })
+        })
     }
 
     /// In place, a copy of a chunk may find it where it belongs: the same bytes are no write.
@@ -305,7 +357,7 @@ impl<'a> Run<'a> {
 /// Checks one output chunk and returns the hash of its expression.
 fn check_output(shape: &Shape, rank: u32, chunk: u32, value: Option<&Value>) -> Result<u64, Fault> {
     let (sources, source_chunk) = expected(shape, rank, chunk);
-    let empty = Value { parts: Vec::new(), raw: false, finished: true, hash: 0 };
+    let empty = Value { parts: Vec::new(), raw: false, finished: true, hash: 0, node: None };
     let value = value.unwrap_or(&empty);
     // The first of them by source and chunk.
     let wrong =
@@ -330,7 +382,7 @@ fn check_output(shape: &Shape, rank: u32, chunk: u32, value: Option<&Value>) -> 
     Ok(value.hash)
 }
 
-/// Which ranks contribute to an output chunk, and with which chunk of their input.
+/// The ranks that contribute to an output chunk, and the chunk of their input.
 pub fn expected(shape: &Shape, rank: u32, chunk: u32) -> (std::ops::Range<u32>, u32) {
     let all = 0..shape.ranks;
     let only = |source: u32| source..source + 1;

@@ -25,9 +25,9 @@ const MOST_ANSWERING: u32 = 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Question {
-    /// What do you run, and whom do you wait for?
+    /// Asks a rank what it runs, and whom it waits for.
     Progress = 0,
-    /// Which ranks do you have, and what has each called?
+    /// Asks a process for its ranks, and what each has called.
     Census = 1,
 }
 
@@ -49,11 +49,15 @@ type Answer = (u32, Vec<u8>);
 /// The questions and answers of a rank.
 #[derive(Default)]
 pub(super) struct Asking {
+    /// Makes this rank's answers.
     hook: OnceLock<Hook>,
+    /// Takes the notices of other ranks.
     notice: OnceLock<NoticeHook>,
-    /// The questions of this rank that wait for answers.
+    /// The questions of this rank that wait for answers, by number.
     open: Mutex<FxHashMap<u32, Sender<Answer>>>,
+    /// The number of this rank's next question.
     next: AtomicU32,
+    /// Threads that make an answer at the moment.
     answering: AtomicU32,
 }
 
@@ -169,6 +173,7 @@ fn tag(rank: u32, number: u32) -> u64 {
     u64::from(rank) << 32 | u64::from(number)
 }
 
+/// The rank whose question has this tag.
 fn asker(tag: u64) -> u32 {
     (tag >> 32) as u32
 }

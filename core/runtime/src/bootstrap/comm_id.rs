@@ -62,6 +62,7 @@ fn address(comm_id: &str, settings: &Settings) -> Result<SocketAddr> {
     Ok(SocketAddr::new(address.ip(), address.port()))
 }
 
+/// The key in a file; the log says once if others can read it.
 fn key(file: &Path) -> Result<Vec<u8>> {
     static SAID: Once = Once::new();
     let name = file.display();
@@ -78,6 +79,7 @@ fn key(file: &Path) -> Result<Vec<u8>> {
     Ok(key)
 }
 
+/// Says once that the id of an address without a key is no secret.
 fn warn_of_weakness(place: &str) {
     static SAID: Once = Once::new();
     SAID.call_once(|| {

@@ -1,4 +1,4 @@
-//! How ranks find each other: unique ids, the meeting at the root, and the channels between ranks afterwards.
+//! The meeting of ranks: unique ids, the meeting at the root, and the channels between ranks afterwards.
 //!
 //! The way of an init: one process makes a [`UniqueId`] (which starts a root thread) and hands it to all
 //! ranks by its own means. Every rank calls [`Bootstrap::join`]: it opens a listener, meets the others at the
@@ -59,7 +59,7 @@ use star::Star;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 use watch::Watch;
@@ -72,7 +72,7 @@ pub struct Settings {
     pub ifname: Option<String>,
     /// `NCCL_SOCKET_FAMILY`. `None`: either family.
     pub family: Option<Family>,
-    /// How long ranks and roots wait for each other while a communicator forms.
+    /// The time for which ranks and roots wait for each other while a communicator forms.
     pub init_timeout: Duration,
     /// The time that an incoming connection may take to prove the secret.
     pub handshake_timeout: Duration,
@@ -84,8 +84,8 @@ pub struct Settings {
     pub retry_count: u32,
     /// `NCCL_SOCKET_RETRY_SLEEP_MSEC`: pause between tries, times the number of the try.
     pub retry_sleep: Duration,
-    /// How long a host that ranks have connections to may give no sign of life; `None`: as long as the kernel
-    /// lets it.
+    /// The time for which a host that ranks have connections to may give no sign of life; `None`: as long as
+    /// the kernel lets it.
     pub heartbeat: Option<Duration>,
     /// `NCCL_HOSTID`: ranks with different ones count as ranks of different hosts.
     pub host_id: Option<String>,
@@ -170,6 +170,8 @@ pub struct Bootstrap {
     shared: Arc<Shared>,
     /// The knowledge of the other ranks.
     watch: Arc<Watch>,
+    /// The user has aborted the communicator.
+    is_aborted: AtomicBool,
     /// `None` for a communicator of one rank.
     _service: Option<Service>,
 }
@@ -292,6 +294,7 @@ impl Bootstrap {
             splits: AtomicU32::new(0),
             shared,
             watch,
+            is_aborted: AtomicBool::new(false),
             _service: service.transpose()?,
         };
         let formed = bootstrap.watch_rank_0(wait).and_then(|()| bootstrap.form_star(wait));
@@ -372,6 +375,11 @@ impl Bootstrap {
         Some(self.peers.get(rank as usize)?.tcp.ip())
     }
 
+    /// The user aborts the communicator on this rank: the others are told so when it leaves.
+    pub fn note_abort(&self) {
+        self.is_aborted.store(true, Ordering::Release);
+    }
+
     /// Tells all other ranks a sentence.
     pub fn notify(&self, sentence: &str) {
         self.watch.notify(sentence);
@@ -390,7 +398,8 @@ impl Bootstrap {
 
 impl Drop for Bootstrap {
     fn drop(&mut self) {
-        self.watch.leave("it has destroyed it");
+        let is_aborted = self.is_aborted.load(Ordering::Acquire);
+        self.watch.leave(if is_aborted { "it has aborted it" } else { "it has destroyed it" });
     }
 }
 
@@ -488,7 +497,8 @@ pub enum Remark {
     Warning,
 }
 
-/// Where the bootstrap's remarks go: those about strangers, and whatever has no caller to return an error to.
+/// The receiver of the bootstrap's remarks: those about strangers, and whatever has no caller to return an
+/// error to.
 static LOG: RwLock<fn(Remark, &str)> = RwLock::new(|remark, text| match remark {
     Remark::Detail => log::info(log::Subsys::Bootstrap, || text.to_owned()),
     Remark::Warning => log::warn(text),

@@ -103,7 +103,7 @@ impl Bootstrap {
         self.shared.serve(tag, Box::new(server));
     }
 
-    /// Whether `peer` had connections with this rank and closed them: it has ended, or dropped its
+    /// True if `peer` had connections with this rank and closed them: it has ended, or dropped its
     /// `Bootstrap`. What it sent before can still be taken.
     pub fn has_left(&self, peer: u32) -> bool {
         match self.shared.look(|inbox| inbox.open_connections(peer)) {

@@ -44,7 +44,7 @@ const TABLE_TIME: Duration = Duration::from_secs(60);
 /// Bytes of the longest frame a rank sends to the root.
 const FRAME_LIMIT: usize = 64 << 10;
 
-/// How long a failed meeting tells the reason to ranks that come late, at least.
+/// The least time for which a failed meeting tells the reason to ranks that come late.
 const LINGER: Duration = Duration::from_secs(5);
 
 const STACK: usize = 256 << 10;
@@ -154,7 +154,7 @@ struct Root {
     wire: Wire,
     stop: Arc<StopSignal>,
     patience: Duration,
-    /// How long a failed meeting tells the reason to those who come late.
+    /// The time for which a failed meeting tells the reason to those who come late.
     linger: Duration,
     /// The address is needed for the next meeting.
     is_fixed: bool,

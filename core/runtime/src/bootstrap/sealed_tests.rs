@@ -9,8 +9,8 @@ fn sealed() -> Settings {
     Settings { wire: Wire::Encrypt, ..settings() }
 }
 
-/// What the ranks of a meeting get, where rank `rank` has the settings `of(rank)` and the id was made with
-/// `root`.
+/// The outcome of a meeting for each rank, where rank `rank` has the settings `of(rank)` and the id was made
+/// with `root`.
 fn meet(nranks: u32, root: &Settings, of: impl Fn(u32) -> Settings + Sync) -> Vec<Result<Bootstrap>> {
     let id = UniqueId::create(root).unwrap();
     let outcomes = in_threads(nranks, |rank| Bootstrap::join(&[id], rank, nranks, &of(rank), &patient()));

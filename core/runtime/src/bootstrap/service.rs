@@ -77,11 +77,11 @@ pub(super) struct Inbox {
     pub descriptors: FxHashMap<(u32, u64), VecDeque<OwnedFd>>,
     /// Arms of the star, at rank 0 while it forms.
     pub star: FxHashMap<u32, Stream>,
-    /// Open message connections per rank; zero once all of them were closed again.
+    /// Open message connections per rank that have brought a message; zero once all were closed again.
     connections: FxHashMap<u32, usize>,
     bytes: usize,
     held: usize,
-    /// Why nothing will come any more.
+    /// The reason why nothing will come any more.
     dead: Option<Error>,
 }
 
@@ -112,7 +112,8 @@ impl Inbox {
         Some(descriptor)
     }
 
-    /// Message connections of `from` that are open; None if there was never one.
+    /// Message connections of `from` that are open; None if a message never came by one. One that was closed
+    /// before says nothing: its rank may have got tired of waiting for this one, and will connect again.
     pub fn open_connections(&self, from: u32) -> Option<usize> {
         self.connections.get(&from).copied()
     }
@@ -304,6 +305,8 @@ struct Link {
     rank: u32,
     /// `None` for a connection that brings descriptors.
     reader: Option<FrameReader>,
+    /// A message has come.
+    has_spoken: bool,
 }
 
 impl Server {
@@ -376,12 +379,9 @@ impl Server {
             // It has its answer.
             Role::Look => return,
             Role::Descriptor => None,
-            _ => {
-                self.shared.put(|inbox| *inbox.connections.entry(rank).or_default() += 1);
-                Some(FrameReader::new(MAX_MESSAGE))
-            }
+            _ => Some(FrameReader::new(MAX_MESSAGE)),
         };
-        self.links.push(Link { stream, rank, reader });
+        self.links.push(Link { stream, rank, reader, has_spoken: false });
         let newest = self.links.len() - 1;
         // A rank sends its descriptors one after the other, each on a connection of its own: the older ones
         // have come by now and go first.
@@ -413,7 +413,7 @@ impl Link {
         if let Some(error) = end {
             detail(&error.context(format!("bootstrap connection from rank {}", self.rank)).text);
         }
-        if self.reader.is_some() {
+        if self.has_spoken {
             shared.put(|inbox| *inbox.connections.entry(self.rank).or_default() -= 1);
             shared.tell_hook(None);
         }
@@ -432,6 +432,9 @@ impl Link {
         match reader.advance(&self.stream).map_err(|error| Some(error.into()))? {
             Incoming::Frame(frame) if frame.kind == Kind::Message => {
                 let tag = frame.tag;
+                if !std::mem::replace(&mut self.has_spoken, true) {
+                    shared.put(|inbox| *inbox.connections.entry(rank).or_default() += 1);
+                }
                 if !shared.is_served(rank, tag, &frame.payload) {
                     shared.put(|inbox| inbox.push_message(rank, tag, frame.payload));
                     shared.tell_hook(Some(tag));

@@ -36,7 +36,7 @@ pub(super) struct Star {
     ends: Ends,
     /// Collectives done.
     number: u64,
-    /// Why no further collective can work.
+    /// The reason why no further collective can work.
     broken: Option<Error>,
 }
 

@@ -1,4 +1,4 @@
-//! What the bootstrap's threads share: being told to stop, and one frame for many receivers.
+//! Parts that the bootstrap's threads share: being told to stop, and one frame for many receivers.
 
 use hawser_base::error::{Error, Result};
 use hawser_base::wait::{AbortFlag, Wait};

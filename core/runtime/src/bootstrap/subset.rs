@@ -20,8 +20,8 @@ use hmac_sha256::HMAC;
 /// The time for which a leader that fails tries to tell the others.
 const TELL: Duration = Duration::from_secs(1);
 
-/// How long a rank may be missing before it is looked for, and how long that takes at most: who left at the
-/// same time as the centre could tell nobody.
+/// The time for which a rank may be missing before it is looked for, and the longest time of the search: who
+/// left at the same time as the centre could tell nobody.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The number of threads that answer at once, and of ranks that are not worth another thread.
@@ -34,6 +34,12 @@ const NONCE: usize = 16;
 /// Bytes in front of what a rank gives: the number, and [`Call::is_urgent`].
 const HEADER: usize = NONCE + 1;
 
+/// The time for which a rank that has left may still be heard: news of its end takes another connection than
+/// what it said before.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
+/// First byte of a part on its way to the leader.
+const PART: u8 = 2;
 /// First byte of an answer: what all gave follows.
 const ALL: u8 = 1;
 /// First byte of an answer: the numbers of the parts that the leader got follow, and the reason of its
@@ -162,14 +168,14 @@ impl Bootstrap {
     fn take_what_came(&self, call: &Call<'_>, open: &[usize], parts: &mut [Vec<u8>]) -> Result<()> {
         for at in open.iter().copied() {
             let member = call.members[at];
-            // The newest: with it a rank has given an earlier try up.
-            let newest = || std::iter::from_fn(|| self.take(member, call.tag)).last();
-            let Some(part) = newest() else { continue };
+            // The newest: with it a rank has given an earlier try up. Answers are of one that led before.
+            let came = std::iter::from_fn(|| self.take(member, call.tag));
+            let Some(part) = came.filter_map(|message| part_of(&message)).last() else { continue };
             match part.get(NONCE).map(|urgent| *urgent == 1) {
                 Some(urgent) if urgent == call.is_urgent => parts[at] = part,
                 Some(true) => {
                     // It waits for this rank's next try.
-                    self.shared.put(|inbox| inbox.push_message(member, call.tag, part));
+                    self.shared.put(|inbox| inbox.push_message(member, call.tag, message_of(&part)));
                     return Err(Error::remote(format!("rank {member} does not wait for what is under way"))
                         .with_peer(member)
                         .remedy("all of these ranks call ncclCommShrink with the same flags"));
@@ -228,9 +234,13 @@ impl Bootstrap {
 
     /// Every other rank's part.
     fn follow(&self, leader: u32, call: &Call<'_>, own: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.reach(leader, call.tag, own, call.wait)?;
+        self.reach(leader, call.tag, &message_of(own), call.wait)?;
         let place = call.place(self.rank);
+        let watched = if call.skips_absent { std::slice::from_ref(&leader) } else { call.members };
+        let mut absent_since = None;
         loop {
+            // What came before its connection was closed is there now.
+            let has_closed = self.shared.look(|inbox| inbox.open_connections(leader)) == Some(0);
             let answer = self.take(leader, call.tag);
             match answer.map(|answer| read_answer(&answer, call.members.len())).transpose()? {
                 Some((parts, _)) if nonce_of(&parts[place]) != nonce_of(own) => continue,
@@ -240,11 +250,12 @@ impl Bootstrap {
                 Some((parts, None)) => return Ok(parts),
                 None => {}
             }
-            self.check_presence(if call.skips_absent {
-                std::slice::from_ref(&leader)
-            } else {
-                call.members
-            })?;
+            if let Err(absence) = self.check_presence(watched) {
+                let since = *absent_since.get_or_insert_with(Instant::now);
+                if has_closed || since.elapsed() >= LAST_WORDS {
+                    return Err(absence);
+                }
+            }
             call.wait.check(|| format!("rank {} waits for rank {leader} ({})", self.rank, self.label))?;
             self.shared.rest(call.wait.slice());
         }
@@ -292,6 +303,16 @@ impl Call<'_> {
     }
 }
 
+/// The message that brings a part to the leader.
+fn message_of(part: &[u8]) -> Vec<u8> {
+    [&[PART][..], part].concat()
+}
+
+/// The part that a message brings; None if it is an answer.
+fn part_of(message: &[u8]) -> Option<Vec<u8>> {
+    message.strip_prefix(&[PART]).map(<[u8]>::to_vec)
+}
+
 /// The answer of a leader that has failed with these parts.
 fn failure(parts: &[Vec<u8>], error: &Error) -> Result<Vec<u8>> {
     let met: Vec<Vec<u8>> = parts.iter().map(|part| nonce_of(part).to_vec()).collect();
@@ -327,6 +348,8 @@ mod tests {
             let all = [&[ALL][..], &encode_parts(&parts).unwrap()].concat();
             prop_assert_eq!(read_answer(&all, parts.len()).unwrap(), (parts.clone(), None));
             let failed = failure(&parts, &Error::remote("no")).unwrap();
+            prop_assert_eq!(part_of(&message_of(&bytes)), Some(bytes.clone()));
+            prop_assert_eq!((part_of(&all), part_of(&failed)), (None, None));
             let (numbers, error) = read_answer(&failed, parts.len()).unwrap();
             prop_assert!(numbers.iter().zip(&parts).all(|(number, part)| nonce_of(part) == &number[..]));
             prop_assert_eq!(error.map(|error| error.into_text()), Some("no".into()));

@@ -39,6 +39,10 @@ pub enum Tag {
     PartWanted = 16,
     /// The name of a part, and its descriptor; one for each part.
     PartNamed = 17,
+    /// The memory of a window for a load-store team (`lsa/`).
+    LsaOffer = 18,
+    /// The outcome of mapping it.
+    LsaOutcome = 19,
 }
 
 /// Bits below the kind, for a lane.

@@ -1,4 +1,4 @@
-//! What becomes of ranks: the service thread notices it, and rank 0 passes it on to all.
+//! News of ranks: the service thread notices them, and rank 0 passes it on to all.
 //!
 //! Every other rank has a connection to rank 0, the **centre**, for this alone. The end of one tells the
 //! centre that a process or host has ended, and the end of the centre's own tells all others; the kernel asks
@@ -33,10 +33,10 @@ use std::time::{Duration, Instant};
 /// Bytes of the longest frame between watchers.
 const FRAME_LIMIT: usize = LONGEST_ANSWER + 64;
 
-/// How long after the first news the hook is called: all may be about to leave.
+/// The time after the first news at which the hook is called: all may be about to leave.
 const HOOK: Duration = Duration::from_millis(300);
 
-/// How long after the end of a centre the next one is connected to: all may be about to leave.
+/// The time after the end of a centre at which the next one is connected to: all may be about to leave.
 const MOVE: Duration = Duration::from_millis(200);
 
 /// The time that a connection to the next centre may take.
@@ -317,10 +317,11 @@ impl Watch {
         let because_of = error.peer.filter(|peer| self.roster.has_gone(*peer));
         let failed = |because_of| End::Failed { text: cut(&error.text, TEXT_LIMIT).into(), because_of };
         self.learn(self.rank, &failed(because_of), Duration::ZERO, None);
-        let Some(guilty) = because_of.and_then(|rank| self.roster.members().get(rank as usize)) else {
-            return;
-        };
-        for other in all::list().into_iter().filter(|other| !std::ptr::eq(&**other, self)) {
+        let members = self.roster.members();
+        let Some(guilty) = because_of.map(|rank| &members[rank as usize]) else { return };
+        // Ranks of one process share its end, and elsewhere nobody would know which of them is meant.
+        let is_own = guilty.is_same_process(&members[self.rank as usize]);
+        for other in all::list().into_iter().filter(|other| !is_own && !std::ptr::eq(&**other, self)) {
             if let Some(rank) = other.roster.rank_of(guilty) {
                 other.learn(other.rank, &failed(Some(rank)), Duration::ZERO, None);
             }
@@ -509,7 +510,7 @@ impl Watcher {
 }
 
 impl Drop for Watcher {
-    /// What has come unread would destroy this rank's last words on their way.
+    /// Reads all that has come: data left unread would destroy this rank's last words on their way.
     fn drop(&mut self) {
         self.watch.is_over.raise();
         for link in &self.links {

@@ -1,5 +1,5 @@
-//! What bootstrap connections carry once the peer is known: the kinds of frames, and what is inside them. No
-//! input or output here. The frames themselves are those of [`hawser_oob::frame`].
+//! The frames that bootstrap connections carry once the peer is known: the kinds of frames, and what is
+//! inside them. No input or output here. The frames themselves are those of [`hawser_oob::frame`].
 
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_oob::frame;

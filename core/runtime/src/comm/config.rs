@@ -1,5 +1,7 @@
 //! The options of a communicator.
 
+use hawser_plan::Class;
+
 use crate::rma::Limits;
 
 /// Options of a communicator (the part of `ncclConfig_t` that the runtime acts on).
@@ -14,6 +16,11 @@ pub struct Config {
     pub max_ctas: Option<u32>,
     /// Copy engines do what they can, as with `NCCL_PASS_SM=1`.
     pub sm_free: bool,
+    /// The level of reproducible reductions (`HAWSER_REPRODUCIBLE`), unless the environment says another.
+    pub reproducible: u8,
+    /// The class of operations, unless the environment says another (`HAWSER_CLASS`). None: normal, or urgent
+    /// on streams of a priority above normal.
+    pub class: Option<Class>,
     /// Replays of graphs and other launches are put in order by the library: yes, unless this or the
     /// environment says no.
     pub mixes_graphs: Option<bool>,
@@ -37,6 +44,8 @@ impl Default for Config {
             min_ctas: None,
             max_ctas: None,
             sm_free: false,
+            reproducible: 0,
+            class: None,
             mixes_graphs: None,
             name: None,
             net: None,

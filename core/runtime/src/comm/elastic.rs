@@ -17,6 +17,7 @@ use super::{Busy, Comm, Config, Place, Starting, State};
 use crate::bootstrap::{Bootstrap, Settings, Tag, UniqueId, cannot_join};
 use crate::comm::group::{self, Job};
 use crate::comm_state::CommState;
+use crate::planted::{Bug, is_planted};
 use crate::record;
 
 /// The choice between letting the parent's operations go on and ending them.
@@ -239,6 +240,10 @@ impl Derive {
         let (bootstrap, rank) = (&self.state.bootstrap, self.state.rank);
         match &self.members {
             Members::Listed(members, mode) => {
+                if is_planted(Bug::LonelyShrink) && rank == 0 {
+                    let child = bootstrap.subset(members, *mode == Shrink::Abort, &wait);
+                    return child.and_then(|_| Err(Error::remote("rank 0 gives up")));
+                }
                 let child = bootstrap.subset(members, *mode == Shrink::Abort, &wait);
                 child.map(child_of).map(Some).map_err(|error| bootstrap.name_the_guilty(error))
             }

@@ -16,7 +16,7 @@ use crate::call_check;
 use crate::comm::{Busy, Comm};
 use crate::comm_state::CommState;
 use crate::executor::Launches;
-use crate::progress::journal::now_ms;
+use crate::progress::journal::call_ms;
 use crate::resolve::{Item, resolve};
 use crate::submit::submit;
 
@@ -160,7 +160,7 @@ impl Group {
     fn add(&mut self, comm: &Comm, comm_state: Arc<CommState>, item: Item) {
         let Queued { comms, since_ms, .. } = &mut self.queued;
         if comms.is_empty() {
-            *since_ms = now_ms();
+            *since_ms = call_ms();
         }
         comm_state.journal.queue(*since_ms);
         // Calls on one communicator mostly follow each other.
@@ -321,7 +321,7 @@ fn launch<'a>(parts: impl ExactSizeIterator<Item = Part<'a>>) -> Result<()> {
         return submit(&mut resolve_side_by_side(&parts.collect::<Vec<_>>())?);
     }
     here.reserve(parts.len());
-    let now = now_ms();
+    let now = call_ms();
     for Part { comm, comm_state, items } in parts {
         comm_state.journal.launch_at(now);
         let _spans = enter(comm_state, items);
@@ -350,7 +350,7 @@ fn enter(comm_state: &CommState, items: &[Item]) -> impl Sized + use<> {
 /// calls, and several may be in this thread.
 fn resolve_side_by_side(parts: &[Part<'_>]) -> Result<Launches> {
     let one = |Part { comm_state, items, .. }: &Part<'_>| {
-        comm_state.journal.launch_at(now_ms());
+        comm_state.journal.launch_at(call_ms());
         let _spans = enter(comm_state, items);
         let mut launches = Launches::new();
         resolve(comm_state, items, &mut launches).map(|()| launches)

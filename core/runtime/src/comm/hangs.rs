@@ -7,6 +7,7 @@ use hawser_base::error::Result;
 use hawser_base::liveness::{End, Identity};
 use hawser_base::log::{self, Subsys};
 use hawser_kernels_abi::Report;
+use rustc_hash::FxHashSet;
 
 use super::counts::{self, Counted};
 use crate::bootstrap::Question;
@@ -18,11 +19,18 @@ use crate::progress::members::{self, Member, Registered};
 use crate::progress::operation::{Awaited, Waits};
 use crate::progress::process_state::ProcessState;
 use crate::progress::report::{CommReport, ProcessReport};
-use crate::progress::verdict::{Evidence, Gone, Verdict, verdict};
+use crate::progress::stall::{NetRequest, Stall};
+use crate::progress::verdict::{Evidence, Gone, HowGone, Verdict, verdict};
 use crate::{ras, record};
 
-/// How long launches on a GPU may take to say whom they wait for, for each peer and in all.
+/// The time that launches on a GPU may take to say whom they wait for, for each peer and in all.
 const PATIENCE: [Duration; 2] = [Duration::from_millis(40), Duration::from_millis(700)];
+
+/// A sweep of the proxy that takes so long is in a call of the net plugin.
+const IN_A_CALL: Duration = Duration::from_millis(400);
+
+/// The requests to the net that a report holds, and the peers without room besides.
+const MOST_STALLS: [usize; 2] = [8, 16];
 
 /// Other processes of the host about which an answer tells.
 const MOST_NEIGHBOURS: usize = 64;
@@ -74,15 +82,18 @@ impl Member for Asked {
 
     fn full_report(&self) -> Option<CommReport> {
         let state = self.0.upgrade()?;
-        let report = self.report()?;
-        let Some(waits) = ask_kernels(&state, &report) else { return Some(report) };
-        // What was called before the operation that waits is over: launches run in the order of the calls.
-        let waiting = report.operations.iter().find(|operation| operation.number == waits.number);
-        if let Some(waiting) = waiting.filter(|_| !state.order.has_captures()) {
-            state.journal.done(waiting.sequence - 1);
+        let mut report = self.report()?;
+        if let Some(waits) = ask_kernels(&state, &report) {
+            // What was called before the operation that waits is over: launches run in the order of the
+            // calls.
+            let waiting = report.operations.iter().find(|operation| operation.number == waits.number);
+            if let Some(waiting) = waiting.filter(|_| !state.order.has_captures()) {
+                state.journal.done(waiting.sequence - 1);
+            }
+            report = state.journal.view().map(CommReport::of_view)?;
+            report.waits.push(waits);
         }
-        let mut report = state.journal.view().map(CommReport::of_view)?;
-        report.waits.push(waits);
+        report.stalls = stalls(&state);
         Some(report)
     }
 
@@ -101,10 +112,10 @@ impl Member for Asked {
             (rank, crate::progress::verdict::Member { host: member.host(), pid: member.pid })
         });
         let gone = |(rank, end, _)| match end {
-            End::Left(how) => Gone { rank, has_left: true, how: format!("it has left ({how})") },
-            End::Died(how) => Gone { rank, has_left: false, how: format!("it has died ({how})") },
-            End::Failed { text, .. } => {
-                Gone { rank, has_left: false, how: format!("it has failed ({text})") }
+            End::Left(how) => Gone { rank, end: HowGone::Left, how: format!("it has left ({how})") },
+            End::Died(how) => Gone { rank, end: HowGone::Died, how: format!("it has died ({how})") },
+            End::Failed { text, because_of } => {
+                Gone { rank, end: HowGone::Failed(because_of), how: format!("it has failed ({text})") }
             }
         };
         let evidence = Evidence {
@@ -125,6 +136,21 @@ impl Member for Asked {
             state.bootstrap.notify(sentence);
         }
     }
+}
+
+/// The requests that the net of this rank has not carried out, the oldest first: one of a kind for each peer,
+/// and no more than a report holds.
+fn stalls(state: &CommState) -> Vec<Stall> {
+    let mut stalls = state.net.as_ref().map_or_else(Vec::new, |net| net.stalls(IN_A_CALL));
+    stalls.sort_by_key(|stall| std::cmp::Reverse(stall.age_ms));
+    let (mut seen, mut left) = (FxHashSet::default(), MOST_STALLS);
+    stalls.retain(|stall| {
+        let left = &mut left[usize::from(stall.request == NetRequest::NoRoom)];
+        let is_kept = *left > 0 && seen.insert((stall.peer, stall.request));
+        *left -= usize::from(is_kept);
+        is_kept
+    });
+    stalls
 }
 
 /// Makes the answer of this rank.

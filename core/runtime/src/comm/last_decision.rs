@@ -1,4 +1,5 @@
-//! What the last operation of a communicator ran, and why: what [`Comm::last_decision`] tells.
+//! The decision about the last operation of a communicator, and the reason: the answer of
+//! [`Comm::last_decision`].
 
 use hawser_base::error::Result;
 use hawser_base::lock::lock;
@@ -26,7 +27,7 @@ pub struct LastDecision {
     pub channels: u32,
     /// Threads of each; 0 where there are none.
     pub threads: u32,
-    /// What the cost model, or the tuner that decided, said: µs; 0 for messages.
+    /// The time that the cost model, or the tuner that decided, predicted: µs; 0 for messages.
     pub predicted_us: f32,
     /// The tuner and its rule, with file and line, if one decided.
     pub rule: Option<String>,

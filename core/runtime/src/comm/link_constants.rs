@@ -23,7 +23,7 @@ const NAMED: &str = "named";
 const CACHED: &str = "cached";
 const FAILED: &str = "failed";
 
-/// What this rank sends: rank 0 a heading line and the text of its file, the others nothing.
+/// The record of this rank: of rank 0 a heading line and the text of its file, the others nothing.
 pub fn offer(rank: u32, settings: &Settings, device: &str, topology: &Topology) -> Vec<u8> {
     if rank != 0 {
         return Vec::new();
@@ -72,8 +72,8 @@ pub fn take(offered: &[u8], topology: &mut Topology) -> Result<()> {
     Ok(())
 }
 
-/// Where `hawser measure` leaves its constants for so many ranks of a host on a device of this name; None
-/// where the user has no folder for caches.
+/// The file in which `hawser measure` leaves its constants for so many ranks of a host on a device of this
+/// name; None where the user has no folder for caches.
 pub fn cache_file(settings: &Settings, device: &str, ranks: u32) -> Option<PathBuf> {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     let device: String = device.chars().map(plain).collect();

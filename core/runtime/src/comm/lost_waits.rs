@@ -16,13 +16,13 @@ use hawser_kernels_abi::Report;
 
 use crate::comm_state::CommState;
 
-/// How long launches may take to their end after a death: the dead rank may have done its part.
+/// The time that launches may take to their end after a death: the dead rank may have done its part.
 const IN_VAIN: Duration = Duration::from_secs(1);
 
 /// The pause between two looks.
 const PERIOD: Duration = Duration::from_millis(50);
 
-/// How long a launch may take to answer: the GPU may be another process's for that time.
+/// The time that a launch may take to answer: the GPU may be another process's for that time.
 const PATIENCE: Duration = Duration::from_millis(60);
 
 /// From the first news of a rank that has gone on, ends launches of this communicator that wait in vain.
@@ -105,7 +105,7 @@ fn is_same_wait(before: &Report, now: &Report) -> bool {
     place(before) == place(now)
 }
 
-/// Whether launches are on their way, or may be: nobody tells of replays whose order is the program's.
+/// True if launches are on their way, or may be: nobody tells of replays whose order is the program's.
 pub(super) fn is_busy(state: &CommState) -> bool {
     let device = &*state.device;
     let is_on_its_way = match state.order.end(device) {

@@ -19,6 +19,7 @@ mod hangs;
 mod last_decision;
 mod link_constants;
 mod lost_waits;
+mod lsa;
 mod memory;
 mod one_sided;
 mod operations;
@@ -161,7 +162,7 @@ impl Comm {
         comms
     }
 
-    /// What went wrong in the background; `InProgress` while a non-blocking call runs.
+    /// The error of work in the background; `InProgress` while a non-blocking call runs.
     pub fn async_error(&self) -> Option<Error> {
         if forked::is_child() {
             return Some(forked::refusal());
@@ -179,7 +180,7 @@ impl Comm {
         }
     }
 
-    /// Why bring-up failed, if it did.
+    /// The error of bring-up, if it failed.
     pub fn bring_up_error(&self) -> Option<Error> {
         if forked::is_child() {
             return Some(forked::refusal());
@@ -190,7 +191,7 @@ impl Comm {
         }
     }
 
-    /// Why a call would run as it would.
+    /// The reason why a call would run as it would.
     pub fn explain(&self, call: &Call) -> Result<Decision> {
         self.state()?.choose(call)
     }
@@ -316,15 +317,6 @@ impl Comm {
     pub fn nvml_device(&self) -> Result<u32> {
         let comm_state = self.state()?;
         Ok(hawser_device::nvml_index(&comm_state.device.caps().id).unwrap_or(self.0.ordinal))
-    }
-
-    /// Number of ranks whose buffers this rank loads and stores, itself included: all, or itself alone.
-    /// Memory of users in other processes is not mapped.
-    ///
-    /// # Errors
-    /// As [`Comm::state`].
-    pub fn load_store_ranks(&self) -> Result<u32> {
-        self.state().map(|comm_state| if comm_state.is_load_store { self.ranks() } else { 1 })
     }
 
     /// True if the other ranks of a load-store team can use a buffer of this one.

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use hawser_base::env;
 use hawser_base::error::{Error, Result};
 use hawser_device::Stream;
+use hawser_plan::algo;
 use hawser_plan::imported::{self, Handle};
 use hawser_plan::p2p::Message;
-use hawser_plan::vector::Vector;
-use hawser_plan::{Call, CallOptions, Collective, DataType, PlanError, ReduceOp, Scalar};
+use hawser_plan::vector::{self, Vector};
+use hawser_plan::{Call, CallOptions, Class, Collective, DataType, PlanError, ReduceOp, Scalar};
 
 use super::{Comm, group, one_sided};
 use crate::call_check;
@@ -21,7 +23,8 @@ impl Comm {
         self.collective_with(call, None, stream)
     }
 
-    /// The same, with options of this call, which all ranks have alike.
+    /// The same, with options of this call, which all ranks have alike. Exchanges of more ranks than programs
+    /// are offered for are messages.
     pub fn collective_with(
         &self,
         call: Call,
@@ -29,7 +32,25 @@ impl Comm {
         stream: Stream,
     ) -> Result<()> {
         let checked = self.check_call(&call).inspect_err(|error| group::refused(self, error));
+        let names_program = options.as_ref().is_some_and(|options| options.program.is_some());
+        if checked.is_ok() && !names_program && algo::most_ranks(call.collective) < self.ranks() {
+            let counts = vec![call.count; self.ranks() as usize];
+            if let Some(vector) = vector::of_many_ranks(&call, &counts) {
+                return self.vector(&vector, call.dtype, stream);
+            }
+        }
         group::add(self, checked.map(|comm_state| (comm_state, Item::Call(call, options, stream))))
+    }
+
+    /// Gives the operations that are called from now on a class, unless the environment says one
+    /// (`HAWSER_CLASS`). A call or a rule may say another one. Other ranks are not asked: a class decides
+    /// when an operation runs, not how.
+    ///
+    /// # Errors
+    /// The communicator is not up.
+    pub fn set_class(&self, class: Class) -> Result<()> {
+        self.state()?.class.set(env::settings().class.unwrap_or(class));
+        Ok(())
     }
 
     /// Runs a program of no known collective that the user brought (MSCCL's `custom`), by its name: from an

@@ -36,7 +36,7 @@ struct Program {
 #[derive(Default)]
 struct Files {
     programs: Vec<Program>,
-    /// Why a file that the user named cannot be used.
+    /// The reason why a file that the user named cannot be used.
     failed: Option<String>,
 }
 

@@ -85,7 +85,7 @@ impl Comm {
     }
 
     /// Runs a job that waits for the other ranks, as the creation of a communicator.
-    fn in_turn(&self, work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    pub(super) fn in_turn(&self, work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
         let work = Box::new(move |_: Option<Busy>| work());
         group::create(Job { owner: self.clone(), blocking: self.is_blocking(), work })
     }
@@ -117,7 +117,7 @@ impl Drop for Awake {
 }
 
 /// After a failure nobody knows what is mapped: the communicator is not to be used any more.
-fn fail_with(state: &Arc<CommState>, outcome: Result<()>) -> Result<()> {
+pub(super) fn fail_with<T>(state: &Arc<CommState>, outcome: Result<T>) -> Result<T> {
     outcome.map_err(|error| {
         let error = state.bootstrap.blame(error);
         let _ = state.broken.set(error.clone());

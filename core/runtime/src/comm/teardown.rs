@@ -8,6 +8,7 @@ use hawser_base::lock::lock;
 
 use super::{Comm, State};
 use crate::comm::group;
+use crate::planted::{Bug, is_planted};
 
 impl Comm {
     /// Waits for all operations on this rank, in the background if `config.blocking` is false; afterwards
@@ -69,7 +70,13 @@ impl Comm {
         self.0.abort.raise();
         let mut state = lock(&self.0.state)?;
         match &*state {
-            State::Ready { comm_state, .. } => comm_state.peer_memory.control.abort(),
+            State::Ready { comm_state, .. } => {
+                comm_state.bootstrap.note_abort();
+                comm_state.peer_memory.control.abort();
+                if is_planted(Bug::LeakingAbort) {
+                    std::mem::forget(comm_state.clone());
+                }
+            }
             State::Starting | State::Failed(_) => {}
             // A destroy is released: its thread frees what there is.
             State::Ending => {

@@ -31,17 +31,17 @@ impl CommState {
         asked: Asked,
         tuners: &Tuners,
     ) -> Result<(TunedDecision, Cow<'_, PlanConfig>)> {
-        let attributes = asked.attributes;
+        let (attributes, topology) = (asked.attributes, self.topology_of(asked.attributes));
         let Some(options) = asked.options else {
             let config = Cow::Borrowed(&self.plan_config);
-            return Ok((tuners.choose(call, attributes, &self.topology, &config)?, config));
+            return Ok((tuners.choose(call, attributes, topology, &config)?, config));
         };
         let config_of = |options: &CallOptions| match options.is_default() {
             true => Cow::Borrowed(&self.plan_config),
             false => Cow::Owned(self.plan_config.of_call(call.collective, options)),
         };
         let config = config_of(&options);
-        match tuners.choose(call, attributes, &self.topology, &config) {
+        match tuners.choose(call, attributes, topology, &config) {
             Ok(chosen) if options.rule.is_some() && chosen.choice.why.rule.is_none() => {
                 self.choose_without_rule(call, asked, tuners, config)
             }
@@ -57,7 +57,7 @@ impl CommState {
                     format!("config->algSelection cannot be kept, so the choice is free: {error}")
                 });
                 let config = config_of(&CallOptions { selection: Selection::default(), ..options });
-                Ok((tuners.choose(call, attributes, &self.topology, &config)?, config))
+                Ok((tuners.choose(call, attributes, topology, &config)?, config))
             }
         }
     }
@@ -85,7 +85,8 @@ impl CommState {
         }
         log::info(Subsys::Tuning, || format!("{text}, so the choice is free"));
         let attributes = CallAttributes { rule: None, ..asked.attributes };
-        Ok((tuners.choose(call, attributes, &self.topology, &config)?, config))
+        let topology = self.topology_of(attributes);
+        Ok((tuners.choose(call, attributes, topology, &config)?, config))
     }
 
     /// The choice for a call, by the cost model and what tuners make of it.

@@ -1,23 +1,36 @@
 //! A communicator that is up: plans calls and holds everything that launches need.
 //!
-//! The handle that programs have of it, and how it comes up and ends, is in [`crate::comm`].
+//! The handle that programs have of it, and how it comes up, is in [`crate::comm`].
+//!
+//! | file | holds |
+//! |---|---|
+//! | `compile`, `choice`, `plan_cache` | the plan of a call: from the cache, or chosen and compiled |
+//! | `deciding` | the choice that a call would get, for those who ask |
+//! | `sequence` | numbers of collectives, and rules that count from one of them on |
+//! | `reach` | buffers that other ranks use where they are, and why others are staged |
+//! | `inter_node` | the connections over the network that a launch needs |
+//! | `single_rank` | collectives of one rank, which are copies |
+//! | `one_sided`, `stream_ops` | puts, signals and waits |
+//! | `sm_free` | the lines about copy engines |
+//! | `settle`, `deferred_free` | the end: launches are waited for, then the memory goes |
 
 mod choice;
+mod compile;
 mod deciding;
 mod deferred_free;
 mod inter_node;
 mod loaded_program;
 mod one_sided;
 pub mod plan_cache;
+mod reach;
 mod sequence;
+mod settle;
 mod single_rank;
 pub mod sm_free;
 mod stream_ops;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use hawser_base::env;
 use hawser_base::error::{Error, ErrorKind, Result};
@@ -25,28 +38,27 @@ use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::{Device, Memory, Stream};
-use hawser_kernels_abi::{Args, DeviceOp, KernelKey, NO_DEP, Step};
-use hawser_plan::algo::{self, ProgramKey};
+use hawser_kernels_abi::{Args, DeviceOp, KernelKey, Step};
+use hawser_plan::algo::ProgramKey;
 use hawser_plan::choose::Decision;
 use hawser_plan::executor::copy_engine;
-use hawser_plan::executor::fused::FusedPlan;
-use hawser_plan::executor::fused::zero_copy;
-use hawser_plan::executor::interpreter::lower;
-use hawser_plan::executor::launch::{LaunchPlan, device_op};
-use hawser_plan::executor::{self, Decided, Plan};
+use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::layout::HeapLayout;
-use hawser_plan::{Call, CallOptions, PlanConfig, ReduceOp, Topology};
+use hawser_plan::{Call, Class, PlanConfig, Topology};
 use rustc_hash::FxHashMap;
 
-use self::choice::Asked;
+pub use self::compile::Compiled;
 use self::deferred_free::Remains;
 pub use self::loaded_program::LoadedProgram;
-use self::plan_cache::{CallKey, PlanCache};
+use self::plan_cache::PlanCache;
+pub use self::reach::Reached;
 use self::sm_free::SmFree;
 use self::stream_ops::StreamOps;
 use crate::bootstrap::Bootstrap;
+use crate::classes;
 use crate::executor::copy_engine::events::CopyEvents;
 use crate::executor::copy_engine::{Dma, Emission, Who};
+use crate::lsa::Lsa;
 use crate::profiling::{Profiling, Span};
 use crate::progress::journal::Journal;
 use crate::progress::members::Registered;
@@ -54,11 +66,10 @@ use crate::ras;
 use crate::rma::Rma;
 use crate::rules_update::{Epoch, ServedParticipant, Staged};
 use crate::stream_order::Order;
+use crate::transport::PeerMemory;
 use crate::transport::net::{ConnectionKey, EventRecorder, Net};
 use crate::transport::suspend::Suspended;
-use crate::transport::{PeerMemory, bytes_of};
-use crate::tuning::call_attributes::{TIMED_BEFORE, is_drawn};
-use crate::tuning::{CallAttributes, OpTimings, TimedOp, TunedDecision, Tuners, Windows};
+use crate::tuning::{OpTimings, Tuners, Windows};
 
 /// Everything a communicator has once bring-up is over. Freed when the last launch and handle let go.
 pub struct CommState {
@@ -104,8 +115,10 @@ pub struct CommState {
     pub scratch: Mutex<Vec<Memory>>,
     /// Number of the next batch of messages.
     pub next_batch: AtomicU64,
-    /// Why an operation failed on this rank: the FIFOs are in an undefined state from then on.
+    /// The reason why an operation failed on this rank: the FIFOs are in an undefined state from then on.
     pub broken: OnceLock<Error>,
+    /// The class of operations, where neither call nor rule says another.
+    pub class: classes::Setting,
     /// The order of launches on streams.
     pub order: Order,
     /// Copy engines, if ranks have staging for them.
@@ -116,9 +129,14 @@ pub struct CommState {
     pub windows: Windows,
     /// The windows and signals of one-sided operations.
     pub rma: Rma,
+    /// Windows and resources for kernels of the user.
+    pub lsa: Lsa,
+    /// The topology of calls once there are windows that kernels of all ranks reach; None if that makes no
+    /// difference.
+    pub with_windows: Option<Topology>,
     /// The thread for one-sided operations of a GPU, once there was one.
     pub stream_ops: OnceLock<Arc<StreamOps>>,
-    /// Whether each rank loads and stores the buffers of all others: they are in one process, whose devices
+    /// True if each rank loads and stores the buffers of all others: they are in one process, whose devices
     /// reach each other's ordinary memory.
     pub is_load_store: bool,
     /// The times of operations, if somebody wants to know them.
@@ -144,150 +162,39 @@ impl Choices {
     }
 }
 
-/// A choice bound to a call's size.
-pub enum Compiled {
-    /// Steps of a program.
-    Steps(LaunchPlan, Arc<LoadedProgram>, TunedDecision),
-    /// A fused kernel.
-    Fused(Arc<FusedPlan>, TunedDecision),
-}
-
-impl Compiled {
-    /// The choice, and the blocks that it runs in.
-    pub fn chosen(&self) -> (&TunedDecision, u8) {
-        match self {
-            Self::Steps(plan, _, chosen) => (chosen, plan.blocks()),
-            Self::Fused(plan, chosen) => (chosen, plan.blocks as u8),
-        }
-    }
-}
-
-/// How long an aborted communicator waits for its stream before it gives its memory up.
-const AFTER_ABORT: Duration = Duration::from_secs(2);
-
-/// How long after an abort kernels of replays may still look at the communicator's memory.
-const REPLAYS: Duration = Duration::from_millis(100);
-
 impl CommState {
-    /// [`zero_copy::READY`] if a call's launch may say so to other ranks, else 0.
-    pub fn reach(&self, plan: &FusedPlan, call: &Call, number: u64) -> Result<u8> {
-        let Some(buffers) = plan.to_reach(call.input, call.output) else { return Ok(0) };
-        for (addr, bytes) in buffers.into_iter().filter(|(_, bytes)| *bytes > 0) {
-            if !self.device.needs_kernels()?.is_reached(addr, bytes)? {
-                let text = "other GPUs cannot use these buffers in place \
-                            (those of cudaMalloc and ncclMemAlloc can be): staged";
-                log::info(Subsys::Coll, || format!("{} rank {} op {number}: {text}", self.name, self.rank));
-                return Ok(0);
-            }
-        }
-        Ok(zero_copy::READY)
-    }
-
     /// Says what was chosen for a call.
-    pub fn log_call(&self, call: &Call, choice: &Decision, blocks: u8, number: u64) {
+    pub fn log_call(&self, call: &Call, (choice, class): (&Decision, Class), blocks: u8, number: u64) {
         self.sm_free.call(self, call, choice, number);
         log::info(Subsys::Coll, || {
             let (algorithm, route) = (choice.key.algorithm.name(), choice.route.name());
             let what = format!("{} {} x {}", call.collective.name(), call.count, call.dtype.name());
-            format!("{} rank {} op {number}: {what}: {algorithm}/{route} x {blocks}", self.name, self.rank)
+            let staged =
+                self.why_staged(call, choice).map_or(String::new(), |why| format!("; staged: {why}"));
+            let of = format!("{} rank {} op {number}", self.name, self.rank);
+            let class = if class == Class::Normal { "" } else { class.name() };
+            let comma = if class.is_empty() { "" } else { ", " };
+            format!("{of}: {what}: {algorithm}/{route} x {blocks}{comma}{class}{staged}")
         });
     }
 
-    /// The choice for a call, bound to its size, and how it is timed, if it is. Kept: training repeats a few
-    /// calls for ever.
-    pub fn compiled(
-        &self,
-        call: &Call,
-        options: Option<&CallOptions>,
-        stream: Stream,
-        number: u64,
-    ) -> Result<(Arc<Compiled>, Option<Box<TimedOp>>)> {
-        let mut choices = lock(&self.choices)?;
-        let (mut attributes, mut is_timed) = self.attributes(&choices.tuners, call, stream, number)?;
-        if let Some(CallOptions { rule: rule @ Some(_), .. }) = options {
-            // A call that names its rule is no trial, and nothing is learned from it.
-            (attributes.rule, attributes.trial, is_timed) = (*rule, None, false);
+    /// The class of an operation: what the call or a tuner has said, else the communicator's, else urgent
+    /// where the stream has a priority above normal.
+    pub fn class_on(&self, said: Option<Class>, stream: Stream) -> Class {
+        if let Some(class) = said {
+            classes::expect(class);
+            return class;
         }
-        let options = options.filter(|options| !options.is_default()).map(|options| options.deciding());
-        let key = CallKey::new(call, attributes, options);
-        let compiled = match choices.cache.find(&key, number) {
-            Some(compiled) => compiled,
-            None => {
-                let tuners = choices.tuners.clone();
-                drop(choices);
-                let asked = Asked { attributes, options };
-                self.compile(call, (key, asked), &tuners, number)?
-            }
-        };
-        let ran = (call, &self.topology);
-        let timed =
-            is_timed.then(|| TimedOp::new(&self.times, ran, (compiled.chosen().0, attributes), number));
-        Ok((compiled, timed.flatten().map(Box::new)))
+        self.class.get().unwrap_or_else(|| match self.asks_streams() && self.device.is_urgent(stream) {
+            true => Class::Urgent,
+            false => Class::Normal,
+        })
     }
 
-    /// What tuners may ask about collective `number`, and whether it is to be timed.
-    pub fn attributes(
-        &self,
-        tuners: &Tuners,
-        call: &Call,
-        stream: Stream,
-        number: u64,
-    ) -> Result<(CallAttributes, bool)> {
-        let wants = tuners.wants();
-        let trial = if wants.times { tuners.trial(number) } else { None };
-        let is_before = || tuners.trial(number.saturating_add(TIMED_BEFORE)).is_some();
-        let is_timed = wants.times && (trial.is_some() || is_drawn(number) || is_before());
-        let in_graph = (wants.in_graph || is_timed) && self.device.stream_state(stream)?.capture.is_some();
-        let registered = self.windows.hold(call, self.topology.size());
-        // What is captured keeps its plan: nothing is tried there, and nobody knows when it runs.
-        let trial = trial.filter(|_| !in_graph);
-        Ok((
-            CallAttributes { in_graph: in_graph && wants.in_graph, registered, trial, rule: None },
-            is_timed && !in_graph,
-        ))
-    }
-
-    /// Makes the choice for a call, and keeps it.
-    fn compile(
-        &self,
-        call: &Call,
-        (key, asked): (CallKey, Asked),
-        tuners: &Arc<Tuners>,
-        number: u64,
-    ) -> Result<Arc<Compiled>> {
-        let attributes = asked.attributes;
-        let (chosen, plan_config) = self.choose_by_options(call, asked, tuners)?;
-        if attributes.trial.is_none() {
-            tuners.show(&self.name, self.rank, (call, attributes), &chosen);
-        }
-        let choice = &chosen.choice;
-        let executor = executor::of(choice.route.executor);
-        let program = match executor.runs_steps() {
-            true => Some(self.program(choice.key, device_op(call))?),
-            false => None,
-        };
-        let plan_config = &*tuners.plan_config(call, attributes, &self.topology, choice, &plan_config);
-        let (rank, topology) = (self.rank, &self.topology);
-        let decided = Decided { call, decision: choice, rank, topology, config: plan_config };
-        let compiled = match (executor.compile(&decided, program.as_ref().map(|p| &p.lowered))?, program) {
-            (Plan::Steps(plan), Some(program)) => {
-                self.connect(&plan, &program.lowered.steps)?;
-                Arc::new(Compiled::Steps(plan, program, chosen))
-            }
-            (Plan::Fused(mut plan), _) => {
-                // Now, since a kernel that is already spinning can keep the driver from loading another one.
-                self.device.needs_kernels()?.prepare(plan.kernel)?;
-                let parts = self.peer_memory.reach(plan.part(), &self.wait())?;
-                plan.connect(&parts, self.peer_memory.fused_epochs()?, self.peer_memory.dev_comm.addr);
-                Arc::new(Compiled::Fused(Arc::from(plan), chosen))
-            }
-            (Plan::Steps(_), None) => return Err(Error::internal("steps of no program")),
-        };
-        // The factor of a pre-multiplied sum is part of the plan but not of the key.
-        let mut choices = lock(&self.choices)?;
-        let again = call.op != ReduceOp::PreMulSum && Arc::ptr_eq(&choices.tuners, tuners);
-        choices.cache.keep(key, number, &compiled, again);
-        Ok(compiled)
+    /// True if the class of a launch on a GPU makes a difference, so that its stream is asked: where the
+    /// proxy moves data.
+    fn asks_streams(&self) -> bool {
+        self.net.is_some() && self.device.kernels().is_some()
     }
 
     /// Begins a launch of copy engines.
@@ -353,7 +260,7 @@ impl CommState {
         self.peer_memory.resume(&*self.device, &self.bootstrap, suspended, wait)
     }
 
-    /// Why no further operation can work, if so: an operation failed on this rank.
+    /// The reason why no further operation can work, if so: an operation failed on this rank.
     pub fn failure(&self) -> Option<Error> {
         let net = || self.peer_memory.control.fault().cloned();
         self.broken.get().cloned().or_else(net).or_else(|| self.device_error())
@@ -380,27 +287,8 @@ impl CommState {
         let scratch = lock(&self.scratch).map_or(0, |s| s.iter().map(|m| m.bytes).sum());
         let images = lock(&self.programs)
             .map_or(0, |p| p.values().filter_map(|l| l.image.as_ref()).map(|m| m.bytes).sum());
-        self.peer_memory.bytes() + self.net.as_ref().map_or(0, Net::bytes) + scratch + images
-    }
-
-    fn program(&self, key: ProgramKey, op: DeviceOp) -> Result<Arc<LoadedProgram>> {
-        let mut programs = lock(&self.programs)?;
-        if let Some(loaded) = programs.get(&(key, op)) {
-            return Ok(loaded.clone());
-        }
-        let lowered = lower(&algo::shape(&key)?, &algo::rank_program(&key, self.rank)?, op)?;
-        let fits = lowered.steps.len() <= hawser_kernels_abi::INLINE_STEPS;
-        let image = if fits { None } else { Some(self.upload(bytes_of(&lowered.steps))?) };
-        let has_waits = lowered.steps.iter().any(|step| step.after_channel != NO_DEP);
-        let loaded = Arc::new(LoadedProgram { lowered, image, has_waits });
-        programs.insert((key, op), loaded.clone());
-        Ok(loaded)
-    }
-
-    fn upload(&self, bytes: &[u8]) -> Result<Memory> {
-        let memory = self.device.alloc(bytes.len() as u64)?;
-        self.device.upload(memory.addr, bytes)?;
-        Ok(memory)
+        let net = self.net.as_ref().map_or(0, Net::bytes);
+        self.peer_memory.bytes() + net + scratch + images + self.lsa.bytes()
     }
 
     /// Fills in the addresses that the planner does not know.
@@ -425,7 +313,7 @@ impl CommState {
 
     /// Fills in the addresses that all launches of the communicator share.
     pub fn fill(&self, args: &mut Args, has_waits: bool) {
-        args.comm = self.peer_memory.dev_comm.addr;
+        args.comm = self.peer_memory.image();
         args.entry = self.peer_memory.entry(args.protocol);
         if !has_waits {
             args.entry.deps = 0;
@@ -483,84 +371,6 @@ impl CommState {
             scratch.push(self.device.alloc(bytes.next_power_of_two())?);
         }
         scratch.last().map(|m| m.addr).ok_or_else(|| Error::internal("scratch vanished"))
-    }
-}
-
-impl Drop for CommState {
-    fn drop(&mut self) {
-        // The others need not wait for this rank to change rules.
-        drop(self.participant.take());
-        // Streams may still come to one-sided operations: they are released from now on.
-        if let Some(ops) = self.stream_ops.get() {
-            ops.close();
-        }
-        // Kernels may still be on their way: memory is unmapped only when the stream has passed them.
-        self.settle();
-        if self.dma.as_ref().is_some_and(|dma| !dma.close()) {
-            self.leak("the words of its copy engines cannot be set");
-        }
-        if self.peer_memory.control.is_aborted() {
-            let memory = (self.net.take(), self.take_memory());
-            self.remains = Remains::new(memory, self.peer_memory.control.clone());
-        }
-    }
-}
-
-impl CommState {
-    /// Waits until launches are over, for a while only after an abort.
-    fn settle(&mut self) {
-        let end = match self.order.end(&*self.device) {
-            Ok(Some(end)) => end,
-            Ok(None) => return self.settle_replays(),
-            Err(error) => {
-                return self.leak(&format!("what is on its streams cannot be waited for ({error})"));
-            }
-        };
-        let mut aborted: Option<Instant> = None;
-        while self.device.is_idle(end.stream).is_ok_and(|idle| !idle) {
-            if self.abort.is_raised() {
-                self.peer_memory.control.abort();
-            }
-            if let Some(dma) = &self.dma {
-                dma.release();
-            }
-            if self.peer_memory.control.is_aborted()
-                && aborted.get_or_insert_with(Instant::now).elapsed() > AFTER_ABORT
-            {
-                return self.leak("its stream is stuck in other work after an abort");
-            }
-            thread::sleep(Duration::from_micros(50));
-        }
-        self.settle_replays();
-    }
-
-    /// Nobody knows of replays whose order is the program's. After an abort their kernels leave within this
-    /// time.
-    fn settle_replays(&self) {
-        if self.peer_memory.control.is_aborted() && self.order.has_unknown_replays() {
-            thread::sleep(REPLAYS);
-        }
-    }
-
-    /// Keeps all memory that work on a stream may still use, and goes on releasing its waits.
-    fn leak(&mut self, why: &str) {
-        log::warn(&format!(
-            "{} rank {}: {why}: the communicator's memory stays allocated",
-            self.name, self.rank
-        ));
-        if let Some(net) = self.net.take() {
-            net.leak();
-        }
-        std::mem::forget((self.take_memory(), self.peer_memory.control.clone()));
-    }
-
-    /// All memory that work on a stream may use, and what releases its waits.
-    fn take_memory(&mut self) -> impl Send + use<> {
-        // The images of steps are the programs'.
-        let programs = self.programs.get_mut().map(std::mem::take);
-        let scratch = self.scratch.get_mut().map(std::mem::take);
-        let words = self.stream_ops.take();
-        (self.dma.take(), programs.ok(), scratch.ok(), words, self.peer_memory.take_memory())
     }
 }
 

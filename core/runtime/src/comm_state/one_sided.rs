@@ -69,7 +69,7 @@ impl CommState {
         Ok(())
     }
 
-    /// Whether a wait for `peer`, in which nothing has come since a moment, may go on.
+    /// Fails if a wait for `peer`, in which nothing has come since a moment, may not go on.
     fn may_wait(&self, peer: u32, since: Instant, what: impl Fn() -> String) -> Result<()> {
         if self.peer_memory.control.is_aborted() || self.abort.is_raised() {
             let aborted = || Error::new(ErrorKind::Aborted, format!("aborted while {}", what()));

@@ -18,7 +18,7 @@ const MOST_BATCHES: usize = 64;
 /// The most messages of a batch that is kept.
 pub const MOST_KEPT_MESSAGES: usize = 16;
 
-/// What was compiled for the calls of a communicator, and what the last operation took.
+/// The plans that were compiled for the calls of a communicator, and the decision about the last operation.
 #[derive(Default)]
 pub struct PlanCache {
     collectives: FxHashMap<CallKey, Arc<Compiled>>,
@@ -26,12 +26,12 @@ pub struct PlanCache {
     last: Option<Last>,
 }
 
-/// What the plan of a call depends on within a communicator: all of the call but its buffers, and what tuners
-/// may ask. Few words, which are compared at every call.
+/// The facts that the plan of a call depends on within a communicator: all of the call but its buffers, and
+/// what tuners may ask. Few words, which are compared at every call.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CallKey {
     /// The collective, the type and the reduction by their numbers, a bit each for captured and registered
-    /// calls, and the root.
+    /// calls and for windows, and the root.
     form: u64,
     count: u64,
     /// The parts that calls of usual programs lack.
@@ -50,8 +50,8 @@ impl CallKey {
     /// The key of a call with these attributes and options.
     pub fn new(call: &Call, attributes: CallAttributes, options: Option<CallOptions>) -> Self {
         let Call { collective, count, dtype, op, root, .. } = *call;
-        let CallAttributes { in_graph, registered, trial, rule } = attributes;
-        let flags = u8::from(in_graph) | u8::from(registered) << 1;
+        let CallAttributes { in_graph, registered, has_windows, trial, rule } = attributes;
+        let flags = u8::from(in_graph) | u8::from(registered) << 1 | u8::from(has_windows) << 2;
         let small = u32::from_le_bytes([collective as u8, dtype as u8, op as u8, flags]);
         let is_rare = trial.is_some() || rule.is_some() || options.is_some();
         let rare = is_rare.then(|| Box::new(Rare { trial, rule, options }));

@@ -26,7 +26,7 @@ use crate::rma::RmaOp;
 const SLAB_BYTES: u64 = 4096;
 const WORD_BYTES: u64 = 64;
 
-/// What a communicator needs for them; lives until no stream waits any more.
+/// The thread and words of a communicator for them; lives until no stream waits any more.
 pub struct StreamOps {
     state: Mutex<State>,
     rung: Condvar,
@@ -88,7 +88,7 @@ impl StreamOps {
         Ok(ops)
     }
 
-    /// What a stream does for operations: a call of the host, then these operations on a word.
+    /// Prepares the part of a stream in operations: a call of the host, then these operations on a word.
     ///
     /// # Errors
     /// No memory is left.
@@ -203,7 +203,7 @@ impl CommState {
         self.peer_memory.control.fail(error.clone());
     }
 
-    /// What one-sided operations of a GPU need, made when the first comes.
+    /// The thread for one-sided operations of a GPU, made when the first comes.
     ///
     /// # Errors
     /// There is no thread left.

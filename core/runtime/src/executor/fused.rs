@@ -7,7 +7,7 @@ use hawser_device::{FusedKernelLaunch, Stream};
 use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::fused::batch::FusedBatch;
 
-use crate::comm_state::CommState;
+use crate::comm_state::{CommState, Reached};
 use crate::tuning::TimedOp;
 
 /// One call that a fused kernel runs. The kernel's arguments are made where the launch is submitted: they are
@@ -17,8 +17,8 @@ pub struct FusedLaunch {
     pub plan: Arc<FusedPlan>,
     /// The addresses of input and output.
     pub buffers: (u64, u64),
-    /// Whether other ranks reach the buffers in place (see [`CommState::reach`]).
-    pub reach: u8,
+    /// The places at which other ranks find the buffers.
+    pub reach: Reached,
 }
 
 /// Submits one call to a stream.
@@ -35,7 +35,8 @@ pub fn submit(
     let FusedLaunch { plan, buffers, reach } = launch;
     let mut launch = FusedKernelLaunch { args: plan.args, blocks: plan.blocks, threads: plan.threads };
     plan.complete(&mut launch.args, *buffers, plan.scalar(), number);
-    launch.args.direct |= reach;
+    launch.args.direct |= reach.direct;
+    (launch.args.src_seen, launch.args.dst_seen) = (reach.src_seen, reach.dst_seen);
     let kernels = comm.device.needs_kernels()?;
     comm.order.put(&*comm.device, stream, plan.blocks, |done| {
         launch.args.done = done;

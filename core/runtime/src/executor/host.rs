@@ -74,7 +74,7 @@ fn fail(launch: &Launch, error: &Error) {
 
 /// True if a launch belongs to the communicator with this image.
 fn runs_for(launch: &Launch, image: u64) -> bool {
-    launch.comm.peer_memory.dev_comm.addr == image
+    launch.comm.peer_memory.image() == image
 }
 
 /// The networks of the launches, whose slots this thread moves while it waits for them. Where a profiler
@@ -99,7 +99,7 @@ fn sweep(helpers: &[Helper<'_>]) -> bool {
     has_moved
 }
 
-/// What is to be timed of launches that run side by side: ranks of one operation that is alone.
+/// The operations to be timed of launches that run side by side: ranks of one operation that is alone.
 fn timed(launches: &mut [&mut Launch]) -> Vec<TimedOp> {
     let (mut all, mut of) = (Vec::new(), None);
     for launch in launches {
@@ -132,7 +132,9 @@ fn host_launch(launch: &Launch) -> Option<Result<HostLaunch<'_>>> {
     };
     let (name, roster) = (&launch.comm.name, launch.comm.bootstrap.roster());
     let journal = &launch.comm.journal;
-    let with = |copies| HostLaunch { kernel: plan.kernel, args: &plan.args, name, copies, roster, journal };
+    let class = launch.class;
+    let with =
+        |copies| HostLaunch { kernel: plan.kernel, args: &plan.args, name, class, copies, roster, journal };
     Some(copies.transpose().map(with))
 }
 

@@ -21,10 +21,10 @@ use std::sync::Arc;
 
 use hawser_device::Stream;
 use hawser_kernels_abi::KernelKey;
-use hawser_plan::Route;
 use hawser_plan::executor::fused::batch::FusedBatch;
 use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::p2p::OwnCopy;
+use hawser_plan::{Class, Route};
 use smallvec::SmallVec;
 
 use self::copy_engine::events::CopyEvents;
@@ -47,11 +47,13 @@ pub struct Launch {
     pub number: u64,
     /// The place of the last operation that the launch runs in the journal of its rank.
     pub sequence: u64,
+    /// The class of what the launch runs: the most urgent one, if it runs several operations.
+    pub class: Class,
     /// The stream that the launch is submitted to.
     pub stream: Stream,
-    /// What a group of several streams or with events of the program has around the launch.
+    /// The work around the launch that a group of several streams, or with events of the program, has.
     pub around: Option<Box<Around>>,
-    /// What profilers see of the launch, if one watches; the events stop when it is dropped.
+    /// The events of the launch that profilers see, if one watches; the events stop when it is dropped.
     pub events: Option<Events>,
     /// Takes the time of the launch, if somebody wants to know it.
     pub timed: Option<Box<TimedOp>>,
@@ -62,7 +64,8 @@ impl Launch {
     /// of the last one in the journal.
     pub fn new(comm: &Arc<CommState>, work: Work, (number, sequence): (u64, u64), stream: Stream) -> Self {
         let comm = comm.clone();
-        Self { comm, work, number, sequence, stream, around: None, events: None, timed: None }
+        let class = comm.class_on(None, stream);
+        Self { comm, work, number, sequence, class, stream, around: None, events: None, timed: None }
     }
 
     /// The events of the copies of a launch of copy engines, which begin now; `None` if nobody watches them.
@@ -106,7 +109,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// What runs a plan whose addresses are filled in, with the program whose steps do not travel in it.
+    /// The work for a plan whose addresses are filled in, with the program whose steps do not travel in it.
     pub fn of_plan(plan: LaunchPlan, loaded: Option<&Arc<LoadedProgram>>) -> Self {
         match plan.kernel.route {
             Route::COPY_ENGINE => Self::CopyEngine(plan, loaded.cloned()),

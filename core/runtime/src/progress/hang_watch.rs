@@ -2,7 +2,8 @@
 //! and the verdict is written at every level of `NCCL_DEBUG`. Before half of that time has passed they are
 //! compared for the first time, and one line warns. It ends nothing.
 //!
-//! There is one per process, as long as it has a communicator of more than one rank.
+//! A signal (`HAWSER_HANG_SIGNAL`) asks it too. There is one per process, as long as it has a communicator of
+//! more than one rank.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,15 +13,20 @@ use std::time::{Duration, Instant};
 use hawser_base::{env, log};
 use rustc_hash::FxHashMap;
 
+use super::ask_signal;
 use super::members::{self, Member};
+use super::verdict::Verdict;
 
 /// The time that ranks have to answer.
 pub const LIMIT: Duration = Duration::from_millis(1500);
 /// The shortest and longest pause between two looks.
 const PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(10)];
+/// The longest pause where a signal may ask.
+const PAUSE_FOR_SIGNALS: Duration = Duration::from_millis(250);
 /// The beginning of a sentence that other ranks are told with a warning.
 const AT_FIRST_SIGHT: &str = "at first sight: ";
-/// What every rank but 0 waits longer, since rank 0 asks for all if it waits too, and how much more each.
+/// The time that every rank but 0 waits longer, since rank 0 asks for all if it waits too, and how much more
+/// each.
 const LATER: [Duration; 2] = [Duration::from_millis(2500), Duration::from_millis(50)];
 /// The longest of that.
 const LATEST: Duration = Duration::from_secs(30);
@@ -68,15 +74,21 @@ struct Shared {
 
 /// Starts the thread, if it is wanted and not there.
 pub(super) fn start() {
-    let Some(after) = env::settings().hang_after else { return };
+    let (after, signal) = (env::settings().hang_after, env::settings().hang_signal);
+    if after.is_none() && signal.is_none() {
+        return;
+    }
     let mut watch = lock();
     if watch.is_some() {
         return;
     }
+    if let Some(signal) = signal {
+        ask_signal::listen(signal);
+    }
     let shared = Arc::new(Shared::default());
     let told = shared.clone();
     let run = move || {
-        let work = std::panic::AssertUnwindSafe(|| look_after(after, &told));
+        let work = std::panic::AssertUnwindSafe(|| look_after((after, signal.is_some()), &told));
         if std::panic::catch_unwind(work).is_err() {
             log::warn("the thread that looks after hangs panicked: a bug in this library");
         }
@@ -98,8 +110,9 @@ pub(super) fn stop() {
     }
 }
 
-fn look_after(after: Duration, shared: &Shared) {
-    let pause = (after / 16).clamp(PAUSES[0], PAUSES[1]);
+fn look_after((after, hears_signals): (Option<Duration>, bool), shared: &Shared) {
+    let longest = if hears_signals { PAUSE_FOR_SIGNALS } else { PAUSES[1] };
+    let pause = after.map_or(longest, |after| (after / 16).clamp(PAUSES[0], longest));
     let is_over = || shared.is_over.load(Ordering::Acquire);
     loop {
         let waited = CHANGED.wait_timeout_while(lock(), pause, |_| !is_over());
@@ -110,13 +123,29 @@ fn look_after(after: Duration, shared: &Shared) {
         let members = members::all();
         forget_the_gone(&members);
         shared.is_judging.store(true, Ordering::Release);
-        for member in members.iter().filter(|_| !is_over()) {
+        if ask_signal::take() {
+            tell_all(&members);
+        }
+        for (member, after) in members.iter().zip(after.into_iter().cycle()).filter(|_| !is_over()) {
             look_at(&**member, after, Stage::Warning);
             look_at(&**member, after, Stage::Report);
         }
         drop(members);
         shared.is_judging.store(false, Ordering::Release);
     }
+}
+
+/// Judges the communicators on which something is open, else the first one, and writes what was found: a
+/// signal asked for it.
+fn tell_all(members: &[Arc<dyn Member>]) {
+    let is_stuck = |member: &&Arc<dyn Member>| member.open().is_some();
+    let mut stuck: Vec<&Arc<dyn Member>> = members.iter().filter(is_stuck).collect();
+    if stuck.is_empty() {
+        stuck.extend(members.first());
+    }
+    let verdicts = stuck.into_iter().filter_map(|member| member.judge(LIMIT));
+    let text: String = verdicts.map(|verdict: Verdict| verdict.text()).collect();
+    log::dump(&format!("asked by a signal why nothing moves\n{text}"), env::settings().debug_file.as_deref());
 }
 
 /// Judges a communicator whose operation has been open for long, once per operation and then now and then.

@@ -1,12 +1,13 @@
 //! A rank that waits for others in init, before there is a communicator and a journal of it: what it waits
 //! for, in words that other processes of the user may read.
 
+use hawser_base::readable_memory::{SLOT_WORDS, Slot};
+
 use std::sync::atomic::{Ordering, fence};
 
 use serde::{Deserialize, Serialize};
 
 use super::journal::now_ms;
-use super::memory::{SLOT_WORDS, Slot};
 
 /// The first word of a slot that holds one of these; that of a journal is 1.
 pub const IN_USE: u64 = 2;

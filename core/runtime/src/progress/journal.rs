@@ -6,12 +6,13 @@
 //! is 0 while the rest is being written, so a reader takes an entry only if that word was the same before
 //! and after.
 
+use hawser_base::readable_memory::{SLOT_WORDS, Slot};
+
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use hawser_plan::p2p::Message;
 use hawser_plan::{Call, Collective};
 
-use super::memory::{SLOT_WORDS, Slot};
 use super::operation::{Awaited, KEPT_MESSAGES, OneMessage, Operation, Stage, Waits, What};
 
 /// Operations that are kept.
@@ -20,6 +21,8 @@ pub const ENTRIES: usize = (SLOT_WORDS - HEAD_WORDS) / ENTRY_WORDS;
 const HEAD_WORDS: usize = 64;
 const ENTRY_WORDS: usize = 16;
 const NAME_WORDS: usize = 8;
+/// False in a build that shows what writing costs, by leaving it out (`bench/watching.c`).
+const IS_WRITTEN: bool = !cfg!(feature = "unwatched");
 /// Collectives that are counted.
 pub const COLLECTIVES: usize = Collective::ALL.len();
 
@@ -48,7 +51,7 @@ enum Head {
     WaitSince = 9,
     /// Calls that are queued in an open group.
     Queued = 10,
-    /// When the first of them was queued, in milliseconds of the coarse clock.
+    /// The time at which the first of them was queued, in milliseconds of the coarse clock.
     QueuedSince = 11,
     /// The number of collectives that were called.
     Collectives = 12,
@@ -58,7 +61,7 @@ enum Head {
     Finalized = 14,
     /// The communicator's name, in eight words.
     Name = 16,
-    /// How often each collective was called, by the number of its variant, in eight words.
+    /// The number of calls of each collective, by the number of its variant, in eight words.
     Counts = 24,
 }
 
@@ -73,6 +76,8 @@ mod entry {
     pub const COUNT: usize = 4;
     /// Collectives: the time that the planner predicts, in nanoseconds; 0 before it has.
     pub const PREDICTED: usize = 5;
+    /// Collectives: the number that the program gave the call; 0 for none.
+    pub const TAG: usize = 6;
     /// Messages: length, peer (24 bits) and 1 for a send, from the lowest bit on 39, 24 and 1.
     pub const MESSAGES: usize = 5;
 }
@@ -125,12 +130,18 @@ impl Journal {
     /// once for all communicators of a group.
     #[inline]
     pub fn launch_at(&self, now_ms: u64) {
+        if !IS_WRITTEN {
+            return;
+        }
         self.launched_ms.store(now_ms, Ordering::Relaxed);
     }
 
-    /// Notes the call of a collective; its sequence number.
+    /// Notes the call of a collective, with the number that the program gave it; its sequence number.
     #[inline]
-    pub fn call(&self, number: u64, call: &Call) -> u64 {
+    pub fn call(&self, number: u64, call: &Call, tag: u64) -> u64 {
+        if !IS_WRITTEN {
+            return 1;
+        }
         let sequence = self.next();
         let entry = self.begin_entry(sequence);
         let What::Collective { collective, dtype, op, count, root } = What::of_call(call) else {
@@ -141,6 +152,7 @@ impl Journal {
         entry[entry::KIND].store(kind, Ordering::Relaxed);
         entry[entry::COUNT].store(count, Ordering::Relaxed);
         entry[entry::PREDICTED].store(0, Ordering::Relaxed);
+        entry[entry::TAG].store(tag, Ordering::Relaxed);
         self.end_entry(entry, sequence, number);
         self.set(Head::Collectives, number + 1);
         if let Some(count) = self.counters().get(usize::from(collective)) {
@@ -152,6 +164,9 @@ impl Journal {
     /// Notes the call of messages that run together; their sequence number.
     #[inline]
     pub fn call_messages(&self, number: u64, messages: &[Message]) -> u64 {
+        if !IS_WRITTEN {
+            return 1;
+        }
         let sequence = self.next();
         let entry = self.begin_entry(sequence);
         entry[entry::KIND].store(2 | (messages.len() as u64) << 32, Ordering::Relaxed);
@@ -167,6 +182,9 @@ impl Journal {
     /// Notes how long a collective should take, in nanoseconds, if no other has taken its place meanwhile.
     #[inline]
     pub fn planned(&self, sequence: u64, predicted_ns: u64) {
+        if !IS_WRITTEN {
+            return;
+        }
         let entry = self.entry(sequence);
         if entry[entry::SEQUENCE].load(Ordering::Relaxed) == sequence {
             entry[entry::PREDICTED].store(predicted_ns, Ordering::Relaxed);
@@ -176,6 +194,9 @@ impl Journal {
     /// Notes that an operation, and all before it, have been submitted.
     #[inline]
     pub fn submitted(&self, sequence: u64) {
+        if !IS_WRITTEN {
+            return;
+        }
         let submitted = self.head(Head::Submitted);
         if submitted.load(Ordering::Relaxed) < sequence {
             submitted.store(sequence, Ordering::Relaxed);
@@ -185,6 +206,9 @@ impl Journal {
     /// Notes that an operation, and all before it, are over.
     #[inline]
     pub fn done(&self, sequence: u64) {
+        if !IS_WRITTEN {
+            return;
+        }
         let done = self.head(Head::Done);
         if !self.is_exact {
             // Whoever asks a GPU notes what is over as well.
@@ -223,6 +247,9 @@ impl Journal {
     /// clock.
     #[inline]
     pub fn queue(&self, since_ms: u64) {
+        if !IS_WRITTEN {
+            return;
+        }
         if add_alone(self.head(Head::Queued), 1) == 1 {
             self.set(Head::QueuedSince, since_ms);
         }
@@ -231,6 +258,9 @@ impl Journal {
     /// Notes that so many queued calls have been taken up, or dropped.
     #[inline]
     pub fn unqueue(&self, count: u64) {
+        if !IS_WRITTEN {
+            return;
+        }
         let queued = self.get(Head::Queued);
         self.set(Head::Queued, queued.saturating_sub(count));
     }
@@ -245,7 +275,7 @@ impl Journal {
         self.get(Head::Finalized) == 1
     }
 
-    /// How often each collective was called, by the number of its variant.
+    /// The number of calls of each collective, by the number of its variant.
     pub fn counts(&self) -> [u64; COLLECTIVES] {
         let counters = self.counters();
         std::array::from_fn(|at| counters[at].load(Ordering::Relaxed))
@@ -342,7 +372,7 @@ pub struct View {
     pub collectives: u64,
     /// Calls that wait for the end of their group, and for how many milliseconds.
     pub queued: Option<(u64, u64)>,
-    /// What the rank waits for, if it said so and has not said that the operation is over.
+    /// The wait of the rank, if it said so and has not said that the operation is over.
     pub waits: Option<Waits>,
     /// The operations that are kept, the oldest first.
     pub operations: Vec<Operation>,
@@ -412,8 +442,8 @@ fn read_entry(entry: &[u64], (submitted, done): (u64, u64), now_ms: u64) -> Opti
         _ => Stage::Called,
     };
     let age_ms = now_ms.saturating_sub(entry[entry::CALLED_AT]);
-    let predicted_ns = if form == 1 { entry[entry::PREDICTED] } else { 0 };
-    Some(Operation { sequence, number: entry[entry::NUMBER], what, stage, age_ms, predicted_ns })
+    let (predicted_ns, tag) = if form == 1 { (entry[entry::PREDICTED], entry[entry::TAG]) } else { (0, 0) };
+    Some(Operation { sequence, number: entry[entry::NUMBER], what, stage, age_ms, predicted_ns, tag })
 }
 
 /// The wait in the head, if its operation is not over.
@@ -430,6 +460,12 @@ fn read_wait(words: &[u64], now_ms: u64, operations: &[Operation]) -> Option<Wai
         step: packed as u32 & 0xffff,
         since_ms: now_ms.saturating_sub(words[Head::WaitSince as usize]),
     })
+}
+
+/// The time at which something is called, as journals have it.
+#[inline]
+pub fn call_ms() -> u64 {
+    if IS_WRITTEN { now_ms() } else { 0 }
 }
 
 /// Milliseconds of the kernel's coarse clock, which all processes of a host share. Reading it costs a few
@@ -457,7 +493,7 @@ mod tests {
     #[test]
     fn a_journal_says_what_was_written() {
         let journal = Journal::new(0xabc, "dp_group", Place { rank: 3, ranks: 8, world: 11 }, true);
-        assert_eq!(journal.call(0, &call(1024)), 1);
+        assert_eq!(journal.call(0, &call(1024), 12), 1);
         let message = |peer, send| Message { peer, send, addr: 64, bytes: 4096 };
         let both = [message(1, true), message(2, false)];
         assert_eq!(journal.call_messages(MESSAGES, &both), 2);
@@ -482,7 +518,7 @@ mod tests {
         assert_eq!(stages, [Stage::Done, Stage::Submitted]);
         let predicted: Vec<u64> = view.operations.iter().map(|operation| operation.predicted_ns).collect();
         assert_eq!(predicted, [7_500, 0]);
-        assert_eq!(view.operations[0].text(), "operation 0, all_reduce(1024 x float, max)");
+        assert_eq!(view.operations[0].text(), "operation 0 (tag 12), all_reduce(1024 x float, max)");
         assert_eq!(view.operations[1].text(), "messages 0, send to 1 (4096 B), receive from 2 (4096 B)");
         let waits = view.waits.unwrap();
         assert_eq!((waits.peer, waits.awaited, waits.block, waits.step), (2, Awaited::Data, 4, 1));
@@ -497,7 +533,7 @@ mod tests {
         let journal = Journal::new(1, "", PLACE, false);
         let many = 3 * ENTRIES as u64 + 5;
         (0..many).for_each(|number| {
-            let _ = journal.call(number, &call(number));
+            let _ = journal.call(number, &call(number), 0);
         });
         let view = journal.view().unwrap();
         assert_eq!((view.called, view.operations.len()), (many, ENTRIES));
@@ -511,7 +547,7 @@ mod tests {
             let journal = Journal::new(round, "a", PLACE, true);
             let view = journal.view().unwrap();
             assert_eq!((view.comm_id, view.called, view.operations.len()), (round, 0, 0));
-            journal.call(0, &call(1));
+            journal.call(0, &call(1), 0);
         }
     }
 
@@ -521,7 +557,7 @@ mod tests {
         std::thread::scope(|scope| {
             let writer = scope.spawn(|| {
                 (0..200_000).for_each(|n| {
-                    let _ = journal.call(n, &call(n));
+                    let _ = journal.call(n, &call(n), 0);
                 })
             });
             while !writer.is_finished() {

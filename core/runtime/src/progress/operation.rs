@@ -26,6 +26,9 @@ pub struct Operation {
     pub age_ms: u64,
     /// The time that the planner predicts for a collective, in nanoseconds; 0 where there is none.
     pub predicted_ns: u64,
+    /// The number that the program gave the call (`ncclCollConfig_t::userProfilerTag`), by which it finds the
+    /// place of the call again; 0 where there is none.
+    pub tag: u64,
 }
 
 /// A call: a collective, or messages.
@@ -167,7 +170,7 @@ impl What {
         matches!(self, Self::Collective { .. })
     }
 
-    /// What differs between this collective and another one with the same number; None if they fit.
+    /// The difference between this collective and another one with the same number; None if they fit.
     pub fn difference(&self, other: &Self) -> Option<&'static str> {
         let (
             Self::Collective { collective, dtype, op, count, root },
@@ -231,8 +234,15 @@ impl fmt::Display for What {
 }
 
 impl Operation {
-    /// Its number and what it is: "operation 7, all_reduce(1024 x float, sum)".
+    /// Its number and what it is: "operation 7, all_reduce(1024 x float, sum)", with the call's tag if it has
+    /// one.
     pub fn text(&self) -> String {
-        format!("{}, {}", number_text(self.number), self.what)
+        let tag = if self.tag == 0 { String::new() } else { format!(" (tag {})", self.tag) };
+        format!("{}{tag}, {}", number_text(self.number), self.what)
     }
+}
+
+/// A time as "350 ms", or "12.5 s".
+pub fn seconds(ms: u64) -> String {
+    if ms < 1000 { format!("{ms} ms") } else { format!("{:.1} s", ms as f64 / 1000.0) }
 }

@@ -1,4 +1,5 @@
-//! Whether a process runs, is stopped or is held by a debugger, and what its main thread does.
+//! The state of a process: whether it runs, is stopped or is held by a debugger, and what its main thread
+//! does.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,7 @@ pub struct ProcessState {
     pub tracer: u32,
     /// The KiB of its memory that are swapped out.
     pub swapped_kib: u64,
-    /// What the main thread does: "runs", "in futex(2)"; empty if that cannot be read.
+    /// The state of the main thread: "runs", "in futex(2)"; empty if that cannot be read.
     pub main_thread: String,
 }
 
@@ -22,6 +23,12 @@ impl ProcessState {
         let mut state = Self::parse(&status)?;
         let main = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/syscall"));
         state.main_thread = main.map(|text| main_thread(&text)).unwrap_or_default();
+        // Who waits for a lock waits for another thread: Python's, where one holds the interpreter.
+        if state.main_thread == call_text("futex")
+            && let Some(name) = running_thread(pid)
+        {
+            state.main_thread += &format!(" while its thread \"{name}\" runs");
+        }
         Some(state)
     }
 
@@ -55,6 +62,21 @@ impl ProcessState {
         self.swapped_kib >= MUCH_KIB
     }
 
+    /// The end of a sentence about what the main thread does: "; its main thread is in futex(2)".
+    pub fn main_thread_text(&self) -> String {
+        let main = &self.main_thread;
+        let is = if main.starts_with("in ") || main.starts_with("blocked") { "is " } else { "" };
+        if main.is_empty() { String::new() } else { format!("; its main thread {is}{main}") }
+    }
+
+    /// The end of a sentence about a process of which much is swapped out.
+    pub fn swapped_text(&self) -> String {
+        match self.is_swapped() {
+            true => format!("; {} MiB of its memory are swapped out", self.swapped_kib >> 10),
+            false => String::new(),
+        }
+    }
+
     /// A few words for a table.
     pub fn text(&self) -> String {
         let word = match self.letter {
@@ -74,12 +96,36 @@ impl ProcessState {
     }
 }
 
+/// The name of a thread of a process that runs, other than the main one and those of this library.
+fn running_thread(pid: u32) -> Option<String> {
+    /// The most threads that are looked at.
+    const MOST: usize = 512;
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?.flatten().take(MOST);
+    let mut names = threads.filter(|thread| thread.file_name().to_str() != Some(&pid.to_string()));
+    names.find_map(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).ok()?;
+        let (name, state) = thread_state(&stat)?;
+        (state == 'R' && !name.starts_with("hawser-")).then(|| name.to_owned())
+    })
+}
+
+/// The name and the state's letter in the text of `/proc/PID/task/TID/stat`. The name may hold brackets.
+fn thread_state(stat: &str) -> Option<(&str, char)> {
+    let (head, rest) = stat.rsplit_once(") ")?;
+    Some((head.split_once('(')?.1, rest.chars().next()?))
+}
+
+/// The words for a call in which a thread is.
+fn call_text(name: &str) -> String {
+    format!("in {name}(2)")
+}
+
 /// Puts the text of `/proc/PID/task/TID/syscall` into words.
 fn main_thread(text: &str) -> String {
     let first = text.split_ascii_whitespace().next().unwrap_or_default();
     match first.parse::<i64>() {
         Ok(number) if number >= 0 => match call_name(number) {
-            Some(name) => format!("in {name}(2)"),
+            Some(name) => call_text(name),
             None => format!("in system call {number}"),
         },
         Ok(_) => "blocked outside of a system call".into(),
@@ -136,8 +182,16 @@ mod tests {
         let swapping = ProcessState::parse(swapping).unwrap();
         assert!(swapping.is_swapped() && swapping.swapped_kib == 90_112);
         assert!(swapping.text().contains("swapped memory"));
+        assert_eq!(swapping.swapped_text(), "; 88 MiB of its memory are swapped out");
         assert!(!ProcessState::parse("State:\tD (disk sleep)\nVmSwap:\t 12 kB\n").unwrap().is_swapped());
         assert_eq!(ProcessState::parse("nonsense"), None);
+    }
+
+    #[test]
+    fn threads_have_names_and_states() {
+        assert_eq!(thread_state("77 (a) b) R 1 2"), Some(("a) b", 'R')));
+        assert_eq!(thread_state("77 (worker) S 1 2"), Some(("worker", 'S')));
+        assert_eq!((thread_state("77 R"), thread_state("")), (None, None));
     }
 
     #[test]

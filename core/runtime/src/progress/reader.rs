@@ -5,11 +5,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use hawser_base::error::{Error, Result};
+use hawser_base::figures;
 use hawser_base::liveness::Identity;
+use hawser_base::readable_memory::{FORMAT, IDENTITY_AT, NAME, SLOT_BYTES, SLOT_WORDS};
 
 use super::joining::JoiningReport;
 use super::journal::{View, keep_equal, now_ms};
-use super::memory::{FORMAT, IDENTITY_AT, NAME, SLOT_BYTES, SLOT_WORDS};
 use super::process_state::ProcessState;
 use super::report::ProcessReport;
 
@@ -40,13 +41,17 @@ pub fn read(pid: u32) -> Result<ProcessReport> {
     Ok(report)
 }
 
-/// What a process has said of itself in a file of `HAWSER_PROGRESS_DIR`.
+/// The report that a process has left in a file of `HAWSER_PROGRESS_DIR`.
 ///
 /// # Errors
 /// The file cannot be read, or is none of these.
 pub fn read_file(path: &Path) -> Result<ProcessReport> {
     let failed = |error: std::io::Error| Error::system(format!("reading {}", path.display()), error);
-    let foreign = || Error::invalid_usage(format!("{} holds no journals of this version", path.display()));
+    let foreign = || {
+        let name = path.display();
+        let remedy = "name a file that this version wrote into the folder of HAWSER_PROGRESS_DIR";
+        Error::invalid_usage(format!("{name} holds no journals of this version; {remedy}"))
+    };
     let file = File::open(path).map_err(failed)?;
     let slots = file.metadata().map_err(failed)?.len() as usize / SLOT_BYTES;
     if slots == 0 {
@@ -61,14 +66,16 @@ pub fn read_file(path: &Path) -> Result<ProcessReport> {
         return Err(foreign());
     }
     let identity = Identity::decode(&identity);
-    let (mut comms, mut joining) = (Vec::new(), Vec::new());
+    let (mut comms, mut joining, mut figures) = (Vec::new(), Vec::new(), Vec::new());
     for number in 1..slots.min(MOST_SLOTS) {
         let mut before = read_slot(&file, number).map_err(failed)?;
-        keep_equal(&mut before, &*read_slot(&file, number).map_err(failed)?);
+        let after = read_slot(&file, number).map_err(failed)?;
+        keep_equal(&mut before, &after);
         comms.extend(View::new(&before[..], now_ms()));
         joining.extend(JoiningReport::new(&before[..], now_ms()));
+        figures.extend(figures::of_slot(&after));
     }
-    Ok(ProcessReport { joining, ..ProcessReport::of_journals(&identity, comms) })
+    Ok(ProcessReport { joining, figures, ..ProcessReport::of_journals(&identity, comms) })
 }
 
 /// The place of a process's journals.

@@ -1,7 +1,8 @@
-//! What a process says of itself when it is asked: its ranks, what is open on each, and whom each waits for.
+//! The report of a process that is asked: its ranks, what is open on each, and whom each waits for.
 
 use std::time::Duration;
 
+use hawser_base::figures::Reading;
 use hawser_base::liveness::Identity;
 use hawser_base::log;
 use serde::{Deserialize, Serialize};
@@ -10,6 +11,7 @@ use super::joining::JoiningReport;
 use super::journal::View;
 use super::operation::{Operation, Stage, Waits};
 use super::process_state::ProcessState;
+use super::stall::Stall;
 
 /// Operations of the communicator in question that a report holds.
 const OPERATIONS: usize = 12;
@@ -39,6 +41,9 @@ pub struct ProcessReport {
     pub neighbours: Vec<(u32, ProcessState)>,
     /// The losses of its nets, the last one first.
     pub losses: Vec<Loss>,
+    /// The figures of its rails and pools. They are not told to other hosts.
+    #[serde(skip)]
+    pub figures: Vec<Reading>,
 }
 
 /// Something that a net has lost, such as a rail, and goes on without.
@@ -75,7 +80,7 @@ pub struct CommReport {
     pub ranks: u32,
     /// The rank in the job's first communicator, by which ranks of one process are told apart.
     pub world: u32,
-    /// Whether the end of operations is known at once; else a GPU had to be asked.
+    /// True if the end of operations is known at once; else a GPU had to be asked.
     pub is_exact: bool,
     /// The time of the report, in milliseconds of the clock that processes of a host share.
     pub taken_ms: u64,
@@ -87,6 +92,8 @@ pub struct CommReport {
     pub waits: Vec<Waits>,
     /// Its last operations, the oldest first.
     pub operations: Vec<Operation>,
+    /// The requests that its net has not carried out, the oldest first.
+    pub stalls: Vec<Stall>,
 }
 
 impl CommReport {
@@ -104,6 +111,7 @@ impl CommReport {
             queued: view.queued,
             waits: view.waits.into_iter().collect(),
             operations: view.operations,
+            stalls: Vec::new(),
         }
     }
 
@@ -155,10 +163,11 @@ impl ProcessReport {
             joining: Vec::new(),
             neighbours: Vec::new(),
             losses: Vec::new(),
+            figures: Vec::new(),
         }
     }
 
-    /// What a rank answers: all of its own communicator, and what is open on the others of the same rank.
+    /// The answer of a rank: all of its own communicator, and what is open on the others of the same rank.
     pub fn of_rank(identity: &Identity, own: CommReport, others: Vec<CommReport>) -> Self {
         let mut own = own;
         own.shorten();
@@ -178,6 +187,7 @@ impl ProcessReport {
             joining: Vec::new(),
             neighbours: Vec::new(),
             losses: Loss::own(),
+            figures: Vec::new(),
         }
     }
 

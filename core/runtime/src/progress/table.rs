@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
+use super::operation::seconds;
+use super::verdict::Verdict;
 use super::verdict::rows::Row;
-use super::verdict::{Verdict, seconds};
 
 /// The most lines of a table; ranks that are as their neighbours are left out first.
 const MOST_LINES: usize = 64;

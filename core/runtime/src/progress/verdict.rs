@@ -7,6 +7,7 @@
 //! differ, and ranks that have ended or are stopped.
 
 mod meetings;
+mod nets;
 mod rails;
 pub mod rows;
 mod slow;
@@ -17,7 +18,7 @@ pub use self::meetings::of_meetings;
 use self::rows::{Row, rows};
 use serde::{Deserialize, Serialize};
 
-use super::operation::{Operation, Stage, Waits, What};
+use super::operation::{Operation, Stage, Waits, What, seconds};
 use super::process_state::ProcessState;
 use super::report::{CommReport, Loss, ProcessReport};
 use crate::op_number::{MESSAGES, operation as number_text};
@@ -40,10 +41,21 @@ pub struct Evidence {
 pub struct Gone {
     /// The rank.
     pub rank: u32,
-    /// True if it left in peace: what it had to do for the others may be done.
-    pub has_left: bool,
+    /// The kind of its end.
+    pub end: HowGone,
     /// A sentence about it.
     pub how: String,
+}
+
+/// The kinds of ends of a rank, those first that explain others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum HowGone {
+    /// Its process or host ended.
+    Died,
+    /// It failed, perhaps because of another rank.
+    Failed(Option<u32>),
+    /// It left in peace: what it had to do for the others may be done.
+    Left,
 }
 
 /// The process of a rank.
@@ -55,7 +67,7 @@ pub struct Member {
     pub pid: u32,
 }
 
-/// Why nothing moves.
+/// The reason why nothing moves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
     /// The communicator's number, in hexadecimal digits.
@@ -108,6 +120,8 @@ pub enum Cause {
     KernelSilent,
     /// Ranks of one operation wait for each other: what was sent did not come.
     Lost,
+    /// A net plugin does not carry out what a rank has asked it for.
+    NetSilent,
     /// A net has lost a rail, and what was sent over it does not come.
     RailDown,
     /// All goes on, but a rank keeps the others waiting in nearly all operations.
@@ -199,8 +213,10 @@ impl<'a> Case<'a> {
 
     /// Ranks that have gone, are stopped or do not answer.
     fn absent(&self, is_open: bool) -> Option<Finding> {
-        if let Some(gone) = self.evidence.gone.iter().find(|gone| !gone.has_left && is_open) {
-            return Some(self.gone(gone));
+        let gone = self.evidence.gone.iter().filter(|gone| gone.end != HowGone::Left && is_open);
+        // Others fail because one has died.
+        if let Some(gone) = gone.min_by_key(|gone| (gone.end, gone.rank)) {
+            return Some(self.gone(self.behind(gone)));
         }
         let states = self.evidence.members.keys().filter_map(|rank| Some((*rank, self.state_of(*rank)?)));
         let mut states: Vec<(u32, ProcessState)> = states.collect();
@@ -220,11 +236,7 @@ impl<'a> Case<'a> {
         let state = states.iter().find(|(rank, _)| *rank == first).map(|(_, state)| state);
         match state {
             Some(state) if state.letter == 'D' => {
-                let swapped = match state.is_swapped() {
-                    true => format!("; {} MiB of its memory are swapped out", state.swapped_kib >> 10),
-                    false => String::new(),
-                };
-                let who = self.who(first);
+                let (who, swapped) = (self.who(first), state.swapped_text());
                 let text = format!("{who} waits for a disk or a driver and does not answer{swapped}");
                 let remedy = "is memory swapped, a file system stuck, or the GPU lost? see dmesg";
                 Some(finding(Cause::Uninterruptible, first, text, remedy))
@@ -245,6 +257,13 @@ impl<'a> Case<'a> {
             }
             _ => None,
         }
+    }
+
+    /// The rank because of which a rank has failed: one that left, or aborted, while the other waited for it.
+    fn behind(&self, gone: &'a Gone) -> &'a Gone {
+        let HowGone::Failed(Some(cause)) = gone.end else { return gone };
+        let is_it = |other: &&Gone| other.end == HowGone::Left && other.rank == cause;
+        self.evidence.gone.iter().find(is_it).unwrap_or(gone)
     }
 
     /// A rank that others wait for, and that is not there any more.
@@ -311,6 +330,9 @@ impl<'a> Case<'a> {
                 Ok(next) => next,
                 Err(finding) => return self.told_from(from, *finding),
             };
+            if let Some(finding) = self.net_silent(node, next) {
+                return self.told_from(from, finding);
+            }
             if let Some(at) = path.iter().position(|seen| *seen == next) {
                 return self.circle(&path[at..]);
             }
@@ -412,8 +434,8 @@ impl<'a> Case<'a> {
             Some(last) => format!("its last was {}, called {} ago", last.text(), seconds(last.age_ms)),
             None => "it has called nothing yet".into(),
         };
-        let main = report.state.as_ref().map_or("", |state| &state.main_thread);
-        let main = if main.is_empty() { String::new() } else { format!("; its main thread {}", is(main)) };
+        let state = report.state.as_ref();
+        let main = state.map_or_else(String::new, |state| state.main_thread_text() + &state.swapped_text());
         let text = format!("{who} has not called what the others wait for: {last}{main}");
         let remedy = "look at what that rank's program does (py-spy dump --pid PID, gdb -p PID)";
         Err(Box::new(finding(Cause::NotCalled, comm.rank, text, remedy)))
@@ -567,19 +589,6 @@ fn comm_name(comm: &CommReport) -> String {
         "" => format!("communicator {:016x}", comm.comm_id),
         name => format!("communicator {name}"),
     }
-}
-
-/// "is in futex(2)", or "runs".
-fn is(main_thread: &str) -> String {
-    match main_thread.starts_with("in ") || main_thread.starts_with("blocked") {
-        true => format!("is {main_thread}"),
-        false => main_thread.to_owned(),
-    }
-}
-
-/// "350 ms", or "12.5 s".
-pub fn seconds(ms: u64) -> String {
-    if ms < 1000 { format!("{ms} ms") } else { format!("{:.1} s", ms as f64 / 1000.0) }
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What processes tell each other for clients of RAS: records that travel over the control connections.
+//! Records by which processes answer clients of RAS, and which travel over the control connections.
 
 use hawser_base::error::ErrorKind;
 use hawser_base::liveness::Identity;

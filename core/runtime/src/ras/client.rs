@@ -21,6 +21,9 @@ const ENOUGH_UNREAD: usize = 16 << 10;
 const MOST_READS: usize = 16;
 /// The time that processes may take to answer, unless the client says another (as in NCCL).
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// The same where a client wants JSON and says no time: a program, which may give up after a second in which
+/// nothing comes (SGLang's reader does). It is told which ranks were silent instead of nothing.
+const OF_PROGRAMS: Duration = Duration::from_millis(750);
 
 /// A client that is connected.
 pub struct Client {
@@ -30,8 +33,8 @@ pub struct Client {
     _place: Place,
     lines: Lines,
     output: Vec<u8>,
-    /// The time that processes may take to answer it; `None`: as long as they want.
-    pub timeout: Option<Duration>,
+    /// The time that it said that processes may take to answer it; the inner `None`: as long as they want.
+    timeout: Option<Option<Duration>>,
     /// The form of its answer.
     pub format: Format,
     state: State,
@@ -71,7 +74,7 @@ impl Client {
             _place: place,
             lines: Lines::default(),
             output: Vec::new(),
-            timeout: Some(TIMEOUT),
+            timeout: None,
             format: Format::default(),
             state: State::Silent,
             is_half_closed: false,
@@ -82,6 +85,12 @@ impl Client {
     /// True if it has not said a word yet.
     pub fn is_silent(&self) -> bool {
         self.state == State::Silent
+    }
+
+    /// The time that processes may take to answer it; `None`: as long as they want.
+    pub fn patience(&self) -> Option<Duration> {
+        let usual = if self.format == Format::Json { OF_PROGRAMS } else { TIMEOUT };
+        self.timeout.unwrap_or(Some(usual))
     }
 
     /// True if it wants events.
@@ -171,7 +180,7 @@ impl Client {
             match Command::parse(&line) {
                 Command::Hello => self.send(&format!("SERVER PROTOCOL {VERSION}\n")),
                 Command::Timeout(timeout) => {
-                    self.timeout = timeout;
+                    self.timeout = Some(timeout);
                     self.send("OK\n");
                 }
                 Command::SetFormat(format) => {

@@ -2,7 +2,8 @@
 
 use super::protocol::{Command, LONGEST_LINE, Lines, TooLong};
 
-/// What a client sends, in pieces: every line is read, and no client makes this process keep more than one.
+/// A session of a client that sends these bytes in pieces: every line is read, and no client makes this
+/// process keep more than one.
 ///
 /// # Panics
 /// The answers to the pieces differ from those to the whole.

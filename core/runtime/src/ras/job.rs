@@ -91,7 +91,7 @@ pub struct Missing {
     pub rank: u32,
     /// The place of its process in [`Job::processes`], if that is known.
     pub process: Option<usize>,
-    /// Whether its process is there; a process that has answered or left has no such rank any more.
+    /// The presence of its process; a process that has answered or left has no such rank any more.
     pub presence: Presence,
 }
 

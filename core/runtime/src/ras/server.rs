@@ -14,7 +14,8 @@ use hawser_base::env::Settings;
 use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_oob::strangers::{self, Place};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use hawser_oob::wait;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 
@@ -26,7 +27,7 @@ use super::{clock, json, sources, text};
 
 /// Clients of a process at once; of more, one that has not said a word gives way.
 const MOST_CLIENTS: usize = 32;
-/// How often processes that have gone are looked for while somebody wants to hear of them.
+/// The interval at which processes that have gone are looked for while somebody wants to hear of them.
 const LOOKS: Duration = Duration::from_millis(500);
 /// The pause of a process that cannot let anybody in, or cannot wait.
 const REST: Duration = Duration::from_millis(100);
@@ -146,7 +147,7 @@ impl Server {
         }
     }
 
-    fn wait(&self) -> std::result::Result<(), Errno> {
+    fn wait(&self) -> hawser_oob::Result<()> {
         let listening = self.listeners.iter().map(|listener| PollFd::new(&listener.fd, PollFlags::IN));
         let mut fds: Vec<PollFd<'_>> = vec![PollFd::new(&*self.bell, PollFlags::IN)];
         fds.extend(listening.chain(self.clients.iter().filter_map(Client::interest)));
@@ -155,11 +156,7 @@ impl Server {
         let until = deadline.into_iter().chain(events).min();
         // Not before it, lest the loop runs in circles.
         let pause = until.map(|at| at.saturating_duration_since(Instant::now()) + Duration::from_millis(1));
-        let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
-        match poll(&mut fds, pause.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(errno) => Err(errno),
-        }
+        wait::poll(&mut fds, pause).map(drop)
     }
 
     /// Lets in who has connected, as far as the budget of strangers goes.
@@ -211,7 +208,7 @@ impl Server {
 
     /// Begins to make an answer in a thread of its own, since it takes a while; false if that cannot be.
     fn begin_answer(&self, client: &mut Client, is_verbose: bool) -> bool {
-        let (number, timeout, format) = (client.number, client.timeout, client.format);
+        let (number, timeout, format) = (client.number, client.patience(), client.format);
         let (tell, bell) = (self.tell.clone(), self.bell.clone());
         let work = move || {
             let job = sources::look(timeout);

@@ -10,7 +10,7 @@ use super::census::{ProcessCensus, ProcessKey, RankCensus};
 use super::job::{Evidence, Job, RosterOf};
 use super::server;
 
-/// How long processes may take to answer one question where the client wants to wait longer.
+/// The time that processes may take to answer one question where the client wants to wait longer.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The same where it wants to wait for ever.
 const LONG_PATIENCE: Duration = Duration::from_secs(10);
@@ -71,7 +71,7 @@ pub fn own_ranks(first: u64) -> Vec<RankCensus> {
     ranks
 }
 
-/// What is known of the processes of all communicators here, one for each communicator.
+/// The known processes of all communicators here, one for each communicator.
 pub fn rosters() -> Vec<RosterOf> {
     let mut rosters: Vec<RosterOf> = all().iter().filter_map(|source| source.roster()).collect();
     rosters.sort_by_key(|roster| roster.comm_id);

@@ -28,6 +28,7 @@ use hawser_device::Device;
 
 pub use self::exposed::{Exposed, Window};
 use self::message::Header;
+pub use self::message::Sums;
 use crate::bootstrap::{Bootstrap, Tag};
 use crate::transport::control::Control;
 
@@ -121,11 +122,11 @@ impl Rma {
         bootstrap: &Bootstrap,
         comm_id: u64,
         is_near: Vec<bool>,
-        limits: Limits,
+        (limits, sums): (Limits, Sums),
         (device, control): (&Arc<dyn Device>, &Arc<Control>),
     ) -> Result<Self> {
         let rank = bootstrap.rank();
-        let exposed = Arc::new(Exposed::new(rank, limits, device.clone(), control.clone()));
+        let exposed = Arc::new(Exposed::new(rank, (limits, sums), device.clone(), control.clone()));
         let weak = Arc::downgrade(&exposed);
         bootstrap.serve(Tag::OneSided.word(), move |from, message| {
             if let Some(exposed) = weak.upgrade() {
@@ -141,7 +142,7 @@ impl Rma {
         &self.exposed
     }
 
-    /// What `peer` exposes, if it is in this process; None for ranks elsewhere.
+    /// The windows and counters of `peer`, if it is in this process; None for ranks elsewhere.
     ///
     /// # Errors
     /// `Remote`: it has destroyed its communicator.
@@ -164,7 +165,7 @@ impl Rma {
             let bytes = CHUNK.min(put.bytes - at);
             let header = Header::Put { window: put.window, offset: put.offset + at };
             let fill = |room: &mut [u8]| self.exposed.copy(room.as_mut_ptr() as u64, put.from + at, bytes);
-            let message = header.message(bytes as usize, fill)?;
+            let message = header.message(bytes as usize, self.exposed.sums(), fill)?;
             bootstrap.send(peer, Tag::OneSided.word(), &message, wait)?;
             at += bytes;
         }
@@ -176,7 +177,8 @@ impl Rma {
     /// # Errors
     /// As [`Bootstrap::send`].
     pub fn send_signal(&self, bootstrap: &Bootstrap, peer: u32, signal: Signal, wait: &Wait) -> Result<()> {
-        bootstrap.send(peer, Tag::OneSided.word(), &Header::Raise(signal).message(0, |_| Ok(()))?, wait)
+        let message = Header::Raise(signal).message(0, self.exposed.sums(), |_| Ok(()))?;
+        bootstrap.send(peer, Tag::OneSided.word(), &message, wait)
     }
 }
 

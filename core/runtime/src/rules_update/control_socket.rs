@@ -413,7 +413,7 @@ fn sweep(folder: &Path) {
     left.chain(unnamed).for_each(|path| drop(std::fs::remove_file(path)));
 }
 
-/// Whether a process has ended, also when its parent has not asked how (proc_pid_stat(5)).
+/// True if a process has ended, also when its parent has not asked how (proc_pid_stat(5)).
 fn has_ended(pid: rustix::process::Pid) -> bool {
     if rustix::process::test_kill_process(pid) == Err(Errno::SRCH) {
         return true;

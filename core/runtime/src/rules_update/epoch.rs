@@ -1,5 +1,5 @@
-//! What stands between the calls of a rank and changes: a number that calls compare themselves with, and
-//! behind it, for the few that come near a change, the [`Barrier`].
+//! The epoch between the calls of a rank and changes of rules: a number that calls compare themselves with,
+//! and behind it, for the few that come near a change, the [`Barrier`].
 //!
 //! The tests of `loom` try every order of a rank's calls and a fence (CONTRIBUTING.md, Models).
 
@@ -11,6 +11,7 @@ use hawser_base::error::{Error, ErrorKind, Result};
 
 use super::protocol::{Barrier, Pass};
 use crate::model::{AtomicU64, Condvar, Mutex, MutexGuard, sequential};
+use crate::planted::{Bug, is_planted};
 
 /// The time that a call that is held sleeps before it looks for an abort.
 const SLICE: Duration = Duration::from_millis(20);
@@ -64,7 +65,8 @@ impl<S> Epoch<S> {
     ) -> Result<()> {
         let mut barrier = self.lock();
         loop {
-            match barrier.pass(number) {
+            let late = u64::from(is_planted(Bug::EpochOffByOne));
+            match barrier.pass(number.saturating_sub(late)) {
                 Pass::Go => {
                     self.asks.store(barrier.epoch(), Ordering::SeqCst);
                     return Ok(());
@@ -94,6 +96,9 @@ impl<S> Epoch<S> {
     /// Puts a fence up that no collective has passed; says where.
     pub fn fence(&self, margin: u64) -> u64 {
         let mut barrier = self.lock();
+        if is_planted(Bug::MissingFence) {
+            return self.begun();
+        }
         loop {
             let fence = barrier.fence(self.begun(), margin);
             self.asks.store(barrier.epoch(), Ordering::SeqCst);

@@ -106,7 +106,7 @@ impl Watched {
         std::mem::replace(&mut self.seen, now) == self.seen
     }
 
-    /// What stands in them; None, with a line in the log, if one cannot be read.
+    /// The content of the files; None, with a line in the log, if one cannot be read.
     fn read(&self) -> Option<Vec<SettingsFile>> {
         let read = |path: &PathBuf| -> std::io::Result<SettingsFile> {
             let text = files::read_text(path, MOST_BYTES)?;

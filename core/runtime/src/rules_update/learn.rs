@@ -84,7 +84,7 @@ impl Learning {
         }
     }
 
-    /// Why a content may not be staged: it is its own, and a user has changed the rules meanwhile.
+    /// The reason why a content may not be staged: it is its own, and a user has changed the rules meanwhile.
     pub fn refuses(&self, content: &[u8]) -> Option<String> {
         let text = "a user's change came before this one of adaptive mode";
         (self.is_stale && self.is_own(content)).then(|| text.to_owned())

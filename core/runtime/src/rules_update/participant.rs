@@ -21,7 +21,8 @@ use crate::tuning::{OpTimings, Tuners};
 
 /// Most texts about what makes operations slow here that wait to be told.
 const MOST_STRESS: usize = 16;
-/// How long handing one message to a rank may take, and how long a rank that did not take it is left alone.
+/// The time that handing one message to a rank may take, and for which a rank that did not take it is left
+/// alone.
 const TELL: Duration = Duration::from_secs(2);
 /// Changes that are remembered for [`Participant::switches`].
 const MOST_REMEMBERED: usize = 8192;
@@ -87,7 +88,7 @@ pub struct Participant {
     work: Mutex<Option<Work>>,
     /// Proposals that nobody has looked at.
     fresh: Mutex<VecDeque<Proposal>>,
-    /// What makes operations slow on this rank, for those who learn from times.
+    /// The events that make operations slow on this rank, for those who learn from times.
     stress: Mutex<VecDeque<String>>,
     switches: Mutex<VecDeque<Switch>>,
 }
@@ -106,7 +107,7 @@ struct Work {
     coordinator: Option<Coordinator>,
     proposals: FxHashMap<u64, (Done, Duration)>,
     last_proposal: u64,
-    /// Whether this rank ever had part in a change: only then others have to hear that it goes.
+    /// True if this rank ever had part in a change: only then others have to hear that it goes.
     has_met: bool,
     gone: Vec<bool>,
     /// The messages that ranks have not taken yet, in order: they are slow, not gone.
@@ -222,9 +223,17 @@ impl Participant {
         }
     }
 
-    /// Whether it has to be asked now and then, since rules want to know times.
+    /// True if it has to be asked now and then, since rules want to know times.
     pub fn is_timed(&self) -> bool {
         self.times.is_wanted()
+    }
+
+    /// This rank will be there for a while after [`Participant::close`], so the others do not learn by its
+    /// end that it takes part in nothing any more: they are told, even where ranks have not met yet.
+    pub fn stays(&self) {
+        if let Some(work) = lock(&self.work).as_mut() {
+            work.has_met = true;
+        }
     }
 
     /// Leaves: tells the others, and lets everything go.

@@ -1,5 +1,5 @@
-//! Who may ask and who may answer about rules: programs of one user, and nobody else. Folder, socket and the
-//! process at the other end are each looked at, since a path can be given to somebody else meanwhile.
+//! The check of those who ask and answer about rules: programs of one user, and nobody else. Folder, socket
+//! and the process at the other end are each looked at, since a path can be given to somebody else meanwhile.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use hawser_base::env;
 use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use hawser_oob::wait::poll;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 
 use super::control_socket::ControlSocket;
 use super::files::Watched;
@@ -21,7 +22,7 @@ use super::participant::Participant;
 
 /// The time after which the clock is looked at again while a change is open.
 const SOON: Duration = Duration::from_millis(20);
-/// How soon times of operations are looked at again where rules want to know them.
+/// The time after which times of operations are looked at again where rules want to know them.
 const TIMES: Duration = Duration::from_millis(50);
 /// Stack of the thread: rules are read there.
 const STACK: usize = 1 << 20;
@@ -182,11 +183,7 @@ fn wait_for_events(
     let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
     let readable = control_socket.into_iter().flat_map(ControlSocket::readable);
     fds.extend(readable.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-    let pause = pause.and_then(|pause| Timespec::try_from(pause).ok());
-    match poll(&mut fds, pause.as_ref()) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(errno) => Err(Error::system("poll", errno)),
-    }
+    Ok(poll(&mut fds, pause).map(drop)?)
 }
 
 /// The lock, also after a panic of another holder.

@@ -42,7 +42,7 @@ pub fn decode(bytes: &[u8]) -> Option<Message> {
     record::decode(bytes)
 }
 
-/// Whether rank 0 gets the message in its part as coordinator; all others are for a member.
+/// True if rank 0 gets the message in its part as coordinator; all others are for a member.
 pub fn is_for_coordinator(body: &Body) -> bool {
     matches!(body, Body::Propose(_) | Body::Staged(_) | Body::Refused(_) | Body::Promised(_) | Body::Heard)
 }

@@ -1,5 +1,5 @@
-//! What ends the work of a communicator on this rank: the abort word that its launches poll, what a launch
-//! reported, and why the network gave up. The same word asks launches whom they wait for.
+//! The words that end the work of a communicator on this rank: the abort word that its launches poll, what a
+//! launch reported, and why the network gave up. The same word asks launches whom they wait for.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -68,7 +68,7 @@ impl Control {
         self.words.memory.addr + REPLAY_AT as u64
     }
 
-    /// What the word says: no replay is under way, one that was not seen before, or still that one.
+    /// The state of replays by the word: none is under way, one that was not seen before, or still that one.
     pub fn see_replay(&self) -> Replay {
         match self.word_at(REPLAY_AT).compare_exchange(1, 2, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => Replay::New,
@@ -103,7 +103,7 @@ impl Control {
         first
     }
 
-    /// Why the network failed, if it did.
+    /// The reason why the network failed, if it did.
     pub fn fault(&self) -> Option<&Error> {
         self.fault.get()
     }

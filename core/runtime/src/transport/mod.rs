@@ -6,6 +6,7 @@
 //! executors see only the resulting [`Conn`] table: how a FIFO's memory came about is known here alone.
 
 pub mod control;
+mod image;
 pub mod net;
 pub mod parts;
 pub mod suspend;
@@ -17,22 +18,19 @@ use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::{Device, HeapKind, Memory};
-use hawser_kernels_abi::{COUNTER_BYTES, Conn, DevComm, Entry, MAX_BLOCKS};
+use hawser_kernels_abi::{Conn, Entry};
 use hawser_plan::executor::copy_engine::Bases;
 use hawser_plan::layout::{HeapLayout, Part};
 
 use crate::bootstrap::{Bootstrap, Tag};
 use control::Control;
+use image::Image;
 use parts::LateParts;
-
-/// Bytes of what the channels of a launch tell each other (`HawserDeps`); the counter of blocks that are over
-/// follows.
-const DEPS_BYTES: u64 = 8 + 8 * MAX_BLOCKS as u64;
 
 /// All memory of a communicator on one rank.
 pub struct PeerMemory {
-    /// Image of the communicator for the executors.
-    pub dev_comm: Memory,
+    /// The communicator as executors see it.
+    image: Image,
     /// The control words that end its launches.
     pub control: Arc<Control>,
     heap: Memory,
@@ -41,17 +39,14 @@ pub struct PeerMemory {
     mapped: Vec<(Near, Memory)>,
     /// The parts that are not in the heaps.
     late: Option<LateParts>,
-    held: Vec<Memory>,
-    connections: ConnectionTable,
-    /// The places of this host's ranks by rank, and whether the table on the device has late FIFOs.
+    /// The counters of fused kernels; None without areas for such kernels.
+    epochs: Option<Memory>,
+    /// Place on its host of each rank.
     places: Vec<u32>,
+    /// Set once the image has FIFOs that were made late.
     has_late_fifos: OnceLock<()>,
     layout: HeapLayout,
-    entry: Entry,
-    /// Address of the counters of fused kernels; 0 without areas.
-    epochs: u64,
     staging: Option<Bases>,
-    done: u64,
     rank: u32,
 }
 
@@ -91,6 +86,11 @@ pub struct Peers<'a> {
 }
 
 impl Peers<'_> {
+    /// True if a rank lives in another process than this one.
+    fn is_elsewhere(&self, peer: u32) -> bool {
+        self.processes[peer as usize] != self.processes[self.rank as usize]
+    }
+
     /// True if a rank is another one on this rank's host.
     fn is_near(&self, peer: usize) -> bool {
         peer != self.rank as usize && self.hosts[peer] == self.hosts[self.rank as usize]
@@ -107,8 +107,7 @@ impl PeerMemory {
         layout: &HeapLayout,
         wait: &Wait,
     ) -> Result<Self> {
-        let own = peers.processes[peers.rank as usize];
-        let near = |rank: u32| Near { rank, is_elsewhere: peers.processes[rank as usize] != own };
+        let near = |rank: u32| Near { rank, is_elsewhere: peers.is_elsewhere(rank) };
         let others = || (0..bootstrap.nranks()).filter(|rank| peers.is_near(*rank as usize)).map(near);
         // Before the first barrier: others may ask for parts as soon as they have passed it.
         let late = layout
@@ -118,74 +117,54 @@ impl PeerMemory {
         let heap = device.alloc_heap(layout.heap_bytes().max(1), peers.kind)?;
         let mapped = exchange(device, bootstrap, peers, &heap, wait)?;
         let control = Control::new(device)?;
-        let entries = u64::from(layout.lanes) * u64::from(layout.columns());
-        let counters = device.alloc(entries * COUNTER_BYTES)?;
-        let deps = device.alloc(DEPS_BYTES + 4)?;
         let starts =
             (!layout.is_late(Part::Fifos)).then(|| starts(layout, Part::Fifos, (peers.rank, &heap), &mapped));
-        let table = conn_table(layout, (peers.rank, peers.places), starts.as_deref(), counters.addr);
-        let conns = device.alloc(entries * size_of::<Conn>() as u64)?;
-        device.upload(conns.addr, bytes_of(&table))?;
-        let (abort, report) = control.addresses();
-        let image = DevComm {
-            conns: conns.addr,
-            abort,
-            report,
-            deadline_ns: peers.deadline_ns,
-            deps: deps.addr,
-            ..layout.dev_comm(peers.rank)
-        };
-        let dev_comm = device.alloc(size_of::<DevComm>() as u64)?;
-        device.upload(dev_comm.addr, bytes_of(std::slice::from_ref(&image)))?;
-        let entry = Entry {
-            conns: conns.addr,
-            counters: counters.addr,
-            deps: deps.addr,
-            columns: image.ranks,
-            fifo_offset: 0,
-        };
-        let connections = ConnectionTable { conns: conns.addr, table };
-        let done = deps.addr + DEPS_BYTES;
+        let image = Image::new(device, layout, peers, control.addresses(), starts.as_deref())?;
         let staging = staging(device, layout, peers, &heap, &mapped)?;
         let epochs = layout.area.map(|area| device.alloc(area.epoch_bytes)).transpose()?;
-        let epochs_at = epochs.as_ref().map_or(0, |epochs| epochs.addr);
-        let mut held = vec![counters, conns, deps];
-        held.extend(epochs);
         let mapped = (0..).zip(mapped).filter_map(|(rank, memory)| Some((near(rank), memory?)));
         Ok(Self {
-            dev_comm,
+            image,
             control: Arc::new(control),
             heap,
             kind: peers.kind,
             mapped: mapped.collect(),
             late,
-            held,
-            connections,
+            epochs,
             places: peers.places.to_vec(),
             has_late_fifos: OnceLock::new(),
             layout: *layout,
-            entry,
-            epochs: epochs_at,
             staging,
-            done,
             rank: peers.rank,
         })
+    }
+
+    /// The address of the device's image of the communicator.
+    pub fn image(&self) -> u64 {
+        self.image.addr()
     }
 
     /// The place where kernels of a protocol begin.
     pub fn entry(&self, protocol: u8) -> Entry {
         let fifo_offset = self.layout.fifo_offset.get(usize::from(protocol)).copied().unwrap_or(0);
-        Entry { fifo_offset, ..self.entry }
+        self.image.entry(fifo_offset)
     }
 
     /// The table of connections, for the net transport to go on with.
     pub fn connections(&self) -> ConnectionTable {
-        self.connections.clone()
+        self.image.connections.clone()
+    }
+
+    /// True if this rank and the others of its host have VMM and share device memory by descriptors.
+    pub fn has_shared_vmm(&self, device: &dyn Device) -> bool {
+        self.kind == HeapKind::Device
+            && device.can_detach(&self.heap)
+            && self.mapped.iter().all(|(_, memory)| device.can_detach(memory))
     }
 
     /// Address of the `u32` to which blocks of launches add 1 when they are over.
     pub fn done(&self) -> u64 {
-        self.done
+        self.image.done()
     }
 
     /// Everybody's staging for copy engines, if ranks have any.
@@ -198,7 +177,8 @@ impl PeerMemory {
     /// # Errors
     /// `Internal`: the ranks have no areas for such kernels.
     pub fn fused_epochs(&self) -> Result<u64> {
-        if self.epochs == 0 { Err(Error::internal("a fused kernel without areas")) } else { Ok(self.epochs) }
+        let epochs = self.epochs.as_ref().map(|epochs| epochs.addr);
+        epochs.ok_or_else(|| Error::internal("a fused kernel without areas"))
     }
 
     /// The addresses at which a part begins, by rank; all ranks are of one host. A part that is late is made
@@ -228,28 +208,26 @@ impl PeerMemory {
         }
         let starts = self.reach(Part::Fifos, wait)?;
         let starts: Vec<Option<u64>> = starts.into_iter().map(Some).collect();
-        let table = conn_table(&self.layout, (self.rank, &self.places), Some(&starts), self.entry.counters);
         // Two threads that do it at once write the same; nobody reads it before it is there.
-        device.upload(self.entry.conns, bytes_of(&table))?;
+        self.image.enter_fifos(device, &self.layout, (self.rank, &self.places), &starts)?;
         self.has_late_fifos.get_or_init(|| ());
         Ok(())
     }
 
     /// Takes the memory out: it lives as long as the answer.
     pub fn take_memory(&mut self) -> Vec<Memory> {
-        let nothing = || Memory { addr: 0, bytes: 0, owner: Box::new(()) };
-        let heap = std::mem::replace(&mut self.heap, nothing());
-        let dev_comm = std::mem::replace(&mut self.dev_comm, nothing());
+        let heap = self.heap.take();
         let mapped = std::mem::take(&mut self.mapped).into_iter().map(|(_, memory)| memory);
-        let held = std::mem::take(&mut self.held).into_iter();
         let late = self.late.as_ref().map(LateParts::take_memory).into_iter().flatten();
-        [heap, dev_comm].into_iter().chain(held).chain(mapped).chain(late).collect()
+        let own = std::iter::once(heap).chain(self.image.take_memory()).chain(self.epochs.take());
+        own.chain(mapped).chain(late).collect()
     }
 
     /// Device memory that this rank allocated (without what is mapped from peers).
     pub fn bytes(&self) -> u64 {
         let late = self.late.as_ref().map_or(0, LateParts::bytes);
-        self.heap.bytes + late + self.held.iter().map(|m| m.bytes).sum::<u64>() + self.dev_comm.bytes
+        let epochs = self.epochs.as_ref().map_or(0, |epochs| epochs.bytes);
+        self.heap.bytes + late + self.image.bytes() + epochs
     }
 }
 
@@ -262,7 +240,7 @@ pub(crate) fn exchange(
     wait: &Wait,
 ) -> Result<Vec<Option<Memory>>> {
     let me = peers.rank as usize;
-    let elsewhere = |peer: usize| peers.is_near(peer) && peers.processes[peer] != peers.processes[me];
+    let elsewhere = |peer: usize| peers.is_near(peer) && peers.is_elsewhere(peer as u32);
     let others: Vec<u32> = (0..bootstrap.nranks()).filter(|peer| elsewhere(*peer as usize)).collect();
     if others.is_empty() {
         bootstrap.take_no_descriptors();
@@ -356,38 +334,6 @@ fn starts(
     let mut starts: Vec<_> = mapped.iter().map(|memory| memory.as_ref().map(|m| m.addr + at)).collect();
     starts[rank as usize] = Some(heap.addr + at);
     starts
-}
-
-/// The entries of the ranks of this host whose FIFOs are there; those of others have only their counters.
-fn conn_table(
-    layout: &HeapLayout,
-    (rank, places): (u32, &[u32]),
-    starts: Option<&[Option<u64>]>,
-    counters: u64,
-) -> Vec<Conn> {
-    let mut table = Vec::with_capacity((layout.lanes * layout.columns()) as usize);
-    for lane in 0..layout.lanes {
-        for peer in 0..layout.columns() {
-            let index = u64::from(lane) * u64::from(layout.columns()) + u64::from(peer);
-            let conn = Conn { counters: counters + index * COUNTER_BYTES, ..Conn::default() };
-            let start = |of: u32| starts.and_then(|starts| *starts.get(of as usize)?);
-            let (Some(own), Some(theirs)) = (start(rank), start(peer).filter(|_| peer != rank)) else {
-                table.push(conn);
-                continue;
-            };
-            let (here, there) = (places[rank as usize], places[peer as usize]);
-            table.push(Conn {
-                send_fifo: theirs + layout.fifo(lane, here),
-                send_tail: theirs + layout.tail(lane, here),
-                send_credit: own + layout.credit(lane, there),
-                recv_fifo: own + layout.fifo(lane, there),
-                recv_tail: own + layout.tail(lane, there),
-                recv_credit: theirs + layout.credit(lane, here),
-                ..conn
-            });
-        }
-    }
-    table
 }
 
 /// The bytes of plain-old-data structures of `device_plan`.

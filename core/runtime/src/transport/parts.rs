@@ -50,7 +50,7 @@ struct OwnParts {
 enum Answer {
     /// The part's name, and whether a descriptor comes as well.
     Made { token: Vec<u8>, has_descriptor: bool },
-    /// Why there is none.
+    /// The reason why there is none.
     Failed(String),
 }
 

@@ -1,4 +1,4 @@
-//! What a choice depends on beside the call: all ranks find the same, by NCCL's contract.
+//! The facts that a choice depends on beside the call: all ranks find the same, by NCCL's contract.
 //!
 //! Whether an operation is captured into a graph is a property of the operation on all ranks, as NCCL demands
 //! it. Buffers count as registered if both lie in symmetric windows (`ncclCommWindowRegister` with
@@ -10,7 +10,8 @@ use std::sync::{Mutex, PoisonError};
 
 use hawser_plan::Call;
 
-/// Where somebody learns from times, one of 2^4 collectives is timed, beside those of trials.
+/// The share of collectives that are timed where somebody learns from times, beside those of trials: one of
+/// 2^4.
 const TIMED_BITS: u32 = 4;
 /// So many collectives before one of a trial are timed as well, to compare.
 pub const TIMED_BEFORE: u64 = 4;
@@ -22,6 +23,9 @@ pub struct CallAttributes {
     pub in_graph: bool,
     /// Its buffers are registered on all ranks.
     pub registered: bool,
+    /// Some window of the communicator is reached by the kernels of all ranks; the call's buffers need not
+    /// lie in it.
+    pub has_windows: bool,
     /// The trial that it is for.
     pub trial: Option<u32>,
     /// The only rule that counts, by the number of its name.

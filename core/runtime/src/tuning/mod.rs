@@ -1,4 +1,4 @@
-//! What is asked of tuner plugins, and what they hear: their choices, and how long operations took.
+//! The questions to tuner plugins about choices, and the times of operations that they are told.
 
 pub mod call_attributes;
 mod op_timing;

@@ -9,7 +9,7 @@ use hawser_plugin::tuner::{self, Decision, Function, Question, Status, TunerConf
 use super::call_attributes::CallAttributes;
 use crate::plugin_types;
 
-/// What tuners are asked about a call: the question, and the candidates in their terms. None for a call that
+/// The question to tuners about a call, and the candidates in their terms. None for a call that
 /// tuners are not asked about.
 pub fn asked<'c>(
     call: &Call,

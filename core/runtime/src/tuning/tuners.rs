@@ -1,5 +1,5 @@
-//! What tuner plugins say about a call, what ranks must have in common for that, and why a call runs as it
-//! does.
+//! The answers of tuner plugins about a call, the facts that ranks must have in common for them, and the
+//! reasons for a choice.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,7 +10,7 @@ use hawser_base::env::{self, Explain};
 use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_plan::choose::{self, Advice, Candidate, Decision};
-use hawser_plan::{Call, Collective, PlanConfig, ReduceOp, Topology};
+use hawser_plan::{Call, Class, Collective, PlanConfig, ReduceOp, Topology};
 use hawser_plugin::Tuner;
 use hawser_plugin::learner::Learner;
 use hawser_plugin::tuner::{self, Answer, Function, Question, SettingsFile, TunerConfig, TunerContext};
@@ -29,7 +29,7 @@ const MOST_SHOWN: usize = 4096;
 #[derive(Default)]
 pub struct Tuners {
     open: Vec<Arc<Open>>,
-    /// Why one cannot be used at all: the communicator fails.
+    /// The reason why one cannot be used at all: the communicator fails.
     failed: Option<String>,
     /// Calls that were explained.
     shown: Mutex<Vec<Shown>>,
@@ -64,14 +64,17 @@ struct Open {
 pub struct TunedDecision {
     /// The choice.
     pub choice: Decision,
-    /// What each tuner that has something to say makes of the call, in lines.
+    /// The remarks of each tuner that has something to say about the call, in lines.
     pub notes: Vec<String>,
+    /// The class that a tuner has given to the operation.
+    pub class: Option<Class>,
 }
 
 /// Candidates, what removed each, predicted times, what decided, and the rules of tuners.
 impl fmt::Display for TunedDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.choice.why)?;
+        self.class.map_or(Ok(()), |class| write!(f, "\n  class: {}, by a tuner", class.name()))?;
         for note in &self.notes {
             for (at, line) in note.lines().enumerate() {
                 write!(f, "\n  {}{line}", if at == 0 { "" } else { "  " })?;
@@ -169,7 +172,7 @@ impl Tuners {
         self.open.iter().filter_map(source).collect::<Vec<_>>().join("; ")
     }
 
-    /// Whether one of them may ask for copy engines where the settings do not.
+    /// True if one of them may ask for copy engines where the settings do not.
     pub fn wants_copy_engines(&self) -> bool {
         self.open.iter().any(|tuner| tuner.context.wants_copy_engines())
     }
@@ -220,9 +223,9 @@ impl Tuners {
         plan_config: &PlanConfig,
     ) -> Result<TunedDecision> {
         let candidates = choose::candidates(call, topology, plan_config)?;
-        let (advice, notes) = self.advise(call, attributes, topology, &candidates);
+        let Told { advice, notes, class } = self.advise(call, attributes, topology, &candidates);
         let choice = choose::decide(call, topology, plan_config, candidates, advice.as_ref())?;
-        Ok(TunedDecision { choice, notes })
+        Ok(TunedDecision { choice, notes, class })
     }
 
     /// Settings for laying a choice over a call: with the chunk size that the last tuner with an opinion
@@ -286,7 +289,7 @@ impl Tuners {
         }
     }
 
-    /// What the tuners make of the candidates, if any has an opinion, and what they say about it.
+    /// The advice of the tuners about the candidates, if any has an opinion, and their remarks.
     ///
     /// Each tuner sees the times that the one before it left, and the last order counts. One that fails is
     /// ignored for this call.
@@ -296,13 +299,12 @@ impl Tuners {
         attributes: CallAttributes,
         topology: &Topology,
         candidates: &[Candidate],
-    ) -> (Option<Advice>, Vec<String>) {
-        let nobody = (None, Vec::new());
+    ) -> Told {
         if self.open.is_empty() || topology.size() == 1 {
-            return nobody;
+            return Told::default();
         }
         let Some((question, mut table)) = tuner_bridge::asked(call, attributes, topology, candidates) else {
-            return nobody;
+            return Told::default();
         };
         let mut advice = Said::default();
         for tuner in self.open.iter().filter(|tuner| tuner.is_for(&question)) {
@@ -315,17 +317,29 @@ impl Tuners {
                 }
             }
         }
-        let Said { sources, notes, order, blocks } = advice;
+        let Said { sources, notes, order, blocks, class } = advice;
         if sources.is_empty() {
-            return (None, notes);
+            return Told { advice: None, notes, class };
         }
         let source = format!("tuner {}", sources.join(", "));
         log::info(Subsys::Tuning, || {
             format!("{} of {} bytes: advice of {source}", question.function.name(), question.bytes)
         });
         let order = order.filter(|place| table.get(*place).is_some_and(tuner::Candidate::is_possible));
-        (Some(Advice { source, order, us: times(&table), blocks }), notes)
+        let advice = Some(Advice { source, order, us: times(&table), blocks });
+        Told { advice, notes, class }
     }
+}
+
+/// The outcome of asking all tuners about a call.
+#[derive(Default)]
+struct Told {
+    /// The advice, if any has an opinion.
+    advice: Option<Advice>,
+    /// Their remarks for people.
+    notes: Vec<String>,
+    /// The class that they give the operation.
+    class: Option<Class>,
 }
 
 /// All that tuners have said about a call.
@@ -339,6 +353,8 @@ struct Said {
     order: Option<usize>,
     /// The number of channels that was wanted last.
     blocks: Option<u32>,
+    /// The class that was wanted last.
+    class: Option<Class>,
 }
 
 impl Said {
@@ -359,6 +375,7 @@ impl Said {
             self.notes.push(format!("tuner {}: {why}", tuner.name));
         }
         (self.order, self.blocks) = (answer.order.or(self.order), answer.channels.or(self.blocks));
+        self.class = answer.class.and_then(|class| Class::numbered(class as u8)).or(self.class);
     }
 }
 

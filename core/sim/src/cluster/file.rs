@@ -36,6 +36,9 @@ pub struct HostsFile {
     pub count: Option<u32>,
     /// A kind of host that is known by name.
     pub preset: Option<String>,
+    /// A file in which NCCL described such a host (`NCCL_TOPO_DUMP_FILE`), beside this one. Its figures count
+    /// before those of the preset.
+    pub topology_file: Option<String>,
     /// `host`, or `cuda:` and a compute capability.
     pub device: Option<String>,
     /// The link between the ranks of a host: nvlink, pcie or host.
@@ -125,13 +128,44 @@ impl File {
     }
 }
 
+impl HostsFile {
+    /// These hosts, with what they do not say themselves from NCCL's topology ([`super::nccl::host`]).
+    #[must_use]
+    pub fn over(&self, below: Self) -> Self {
+        let own = self.clone();
+        // The speed of a link that these hosts do not have says nothing.
+        let wire_gbs = if own.link.is_none() || own.link == below.link { below.wire_gbs } else { None };
+        Self {
+            count: own.count,
+            preset: own.preset.or_else(|| Some(BELOW_TOPOLOGY.into())),
+            topology_file: own.topology_file,
+            device: own.device.or(below.device),
+            link: own.link.or(below.link),
+            ranks: own.ranks.or(below.ranks),
+            wire_gbs: own.wire_gbs.or(wire_gbs),
+            pcie_switches: own.pcie_switches.or(below.pcie_switches),
+            pcie_gbs: own.pcie_gbs.or(below.pcie_gbs),
+            memory_gbs: own.memory_gbs.or(below.memory_gbs),
+            processors: own.processors.or(below.processors),
+            nics: own.nics.or(below.nics),
+            nic_gbps: own.nic_gbps.or(below.nic_gbps),
+            gpu_direct: own.gpu_direct.or(below.gpu_direct),
+        }
+    }
+}
+
+/// The preset of what NCCL's topology does not say.
+const BELOW_TOPOLOGY: &str = "hgx-h200";
+
 /// Reads `64 hosts of hgx-h200`.
 fn group(text: &str) -> Result<HostsFile> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let read = |count: &str| count.replace('_', "").parse::<u32>().ok();
     match words[..] {
-        [count, "host" | "hosts", "of", preset] if read(count).is_some() => {
-            Ok(HostsFile { count: read(count), preset: Some(preset.into()), ..HostsFile::default() })
+        [count, "host" | "hosts", "of", kind] if read(count).is_some() => {
+            let (preset, topology_file) =
+                if kind.ends_with(".xml") { (None, Some(kind.into())) } else { (Some(kind.into()), None) };
+            Ok(HostsFile { count: read(count), preset, topology_file, ..HostsFile::default() })
         }
         _ => Err(wrong(
             format!("\"{text}\" is not understood"),

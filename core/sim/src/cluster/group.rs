@@ -28,6 +28,12 @@ impl Group {
     /// # Errors
     /// `Cluster`, with the figure that cannot be and what to write instead.
     pub fn new(file: &HostsFile, origins: &mut Vec<String>) -> Result<Self> {
+        if let Some(topology) = file.topology_file.as_ref().filter(|_| file.ranks.is_none()) {
+            return Err(wrong(
+                format!("the figures of {topology} are missing"),
+                "read it first, and put these hosts over it (HostsFile::over)",
+            ));
+        }
         let name = file.preset.as_deref().unwrap_or("cpu");
         let preset = Preset::of(name).ok_or_else(|| {
             wrong(format!("there is no preset \"{name}\""), format!("known are {}", Preset::names()))
@@ -50,17 +56,21 @@ impl Group {
             let remedy = "give count at least 1, or leave the group out";
             return Err(wrong("a group of 0 hosts cannot be", remedy));
         }
-        let own = if *file
-            == (HostsFile { count: file.count, preset: file.preset.clone(), ..HostsFile::default() })
+        let origin = match &file.topology_file {
+            Some(topology) => format!("NCCL's topology in {topology}, else {}", preset.origin),
+            None => preset.origin.into(),
+        };
+        let own = if file.topology_file.is_some()
+            || *file == (HostsFile { count: file.count, preset: file.preset.clone(), ..HostsFile::default() })
         {
             ""
         } else {
             ", with the cluster's own figures"
         };
         origins.push(format!(
-            "{count} host{} of {name} ({}{own}): {} × {device} over {}, {} × {} Gb/s",
+            "{count} host{} of {} ({origin}{own}): {} × {device} over {}, {} × {} Gb/s",
             if count == 1 { "" } else { "s" },
-            preset.origin,
+            file.topology_file.as_deref().unwrap_or(name),
             host.ranks,
             host.link.name(),
             host.nics,

@@ -2,12 +2,16 @@
 
 mod file;
 mod group;
+pub mod nccl;
 mod preset;
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use hawser_plan::algo::MAX_RANKS;
 use hawser_plan::link_constants::Constants;
 use hawser_plan::topology::{RankInfo, Topology};
 use hawser_types::{DeviceKind, Link};
+use rustc_hash::FxHashMap;
 
 pub use file::{FabricFile, File, HostsFile, Ratio};
 pub use preset::{PRESETS, Preset};
@@ -88,6 +92,18 @@ pub struct Cluster {
     pub origins: Vec<String>,
 }
 
+/// The form of a communicator of the cluster: what the planner looks at. Communicators of one form run one
+/// plan.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Form {
+    /// The host of each rank, numbered in the order of their first ranks.
+    pub hosts: Vec<u32>,
+    /// Mb/s of a host's network as the planner knows it; 0 on one host.
+    pub net_mbps: u32,
+    /// Mb/s of the NICs of one rank, likewise.
+    pub rank_mbps: u32,
+}
+
 /// Hosts that share a leaf unless the cluster says otherwise.
 const HOSTS_PER_LEAF: u32 = 32;
 
@@ -127,7 +143,8 @@ impl Cluster {
             return Err(wrong("ranks of several hosts are not in one process", "leave one_process out"));
         }
         if hosts.len() > 1 {
-            topology.net_mbps = kinds.iter().map(Host::net_mbps).min().unwrap_or(0);
+            let speeds = kinds.iter().map(|kind| kind.net_mbps(0..kind.ranks));
+            (topology.net_mbps, topology.rank_mbps) = slowest(speeds);
         }
         Ok(Self { kinds, hosts, fabric, topology, start_skew_us, constants_from, origins })
     }
@@ -138,6 +155,39 @@ impl Cluster {
             DeviceKind::Host => self.kinds.iter().map(|kind| kind.processors).min().unwrap_or(1),
             DeviceKind::Cuda { .. } => u32::MAX,
         }
+    }
+
+    /// A communicator of these ranks, as the planner would see it.
+    pub fn topology_of(&self, ranks: &[u32]) -> Topology {
+        let Form { hosts, net_mbps, rank_mbps } = self.form(ranks);
+        let device = |rank: &u32| self.topology.ranks[*rank as usize].device.clone();
+        let infos = ranks.iter().zip(hosts).map(|(rank, host)| RankInfo { host, device: device(rank) });
+        let mut topology = Topology::new(infos.collect(), self.topology.device, self.topology.link);
+        (topology.constants, topology.direct) = (self.topology.constants, self.topology.direct);
+        (topology.net_mbps, topology.rank_mbps) = (net_mbps, rank_mbps);
+        topology
+    }
+
+    /// All that the planner looks at in a communicator of these ranks.
+    pub fn form(&self, ranks: &[u32]) -> Form {
+        let mut numbers: FxHashMap<u32, u32> = FxHashMap::default();
+        // By host: the places of its ranks, in order.
+        let mut places: BTreeMap<u32, Vec<u32>> = BTreeMap::new();
+        let mut hosts = Vec::with_capacity(ranks.len());
+        for &rank in ranks {
+            let host = self.topology.ranks[rank as usize].host;
+            let next = numbers.len() as u32;
+            hosts.push(*numbers.entry(host).or_insert(next));
+            places.entry(host).or_default().push(rank - self.first_rank(host));
+        }
+        let speeds = places.iter().map(|(host, places)| self.host(*host).net_mbps(places.iter().copied()));
+        let (net_mbps, rank_mbps) = if places.len() > 1 { slowest(speeds) } else { (0, 0) };
+        Form { hosts, net_mbps, rank_mbps }
+    }
+
+    /// The first rank of a host.
+    fn first_rank(&self, host: u32) -> u32 {
+        self.topology.ranks.partition_point(|info| info.host < host) as u32
     }
 
     /// The host of a number.
@@ -168,11 +218,23 @@ impl Host {
         (self.pcie_switches > 0).then(|| nic * self.pcie_switches / self.nics)
     }
 
-    /// What a rank's NICs say of their speed, in Mb/s: the planner takes it for the host's.
-    fn net_mbps(&self) -> u32 {
-        let nics = (0..self.ranks).map(|place| self.near_nics(place).len()).min().unwrap_or(1);
-        (nics as f64 * self.nic_gbps * 1e3) as u32
+    /// The speed, in Mb/s, of all NICs that ranks at these places use, and of those of the rank that has
+    /// fewest.
+    fn net_mbps(&self, places: impl IntoIterator<Item = u32>) -> (u32, u32) {
+        let (mut used, mut fewest) = (BTreeSet::new(), self.nics as usize);
+        for nics in places.into_iter().map(|place| self.near_nics(place)) {
+            fewest = fewest.min(nics.len());
+            used.extend(nics);
+        }
+        let mbps = |nics: usize| (nics as f64 * self.nic_gbps * 1e3) as u32;
+        (mbps(used.len()), mbps(fewest))
     }
+}
+
+/// The slowest host's network and the slowest rank's.
+fn slowest(speeds: impl IntoIterator<Item = (u32, u32)>) -> (u32, u32) {
+    let least = |a: (u32, u32), b: (u32, u32)| (a.0.min(b.0), a.1.min(b.1));
+    speeds.into_iter().reduce(least).unwrap_or((0, 0))
 }
 
 /// The device and the link that ranks agree on: the weakest.
@@ -286,7 +348,8 @@ mod tests {
         );
         assert_eq!(said, written.unwrap());
         assert_eq!((said.topology.size(), said.topology.hosts()), (2400, 300));
-        assert_eq!((said.topology.net_mbps, said.fabric.oversubscription), (400_000, 2.0));
+        assert_eq!((said.topology.net_mbps, said.topology.rank_mbps), (3_200_000, 400_000));
+        assert_eq!(said.fabric.oversubscription, 2.0);
         assert!(said.origins.iter().any(|line| line.contains("cuda:90 over nvlink")));
     }
 
@@ -298,7 +361,8 @@ mod tests {
             assert_eq!(one.topology.per_host(), Some(preset.ranks));
         }
         let a100 = cluster("cluster = \"2 hosts of dgx-a100\"").unwrap();
-        assert_eq!(a100.topology.net_mbps, 400_000, "two NICs hang on the switch of each GPU");
+        assert_eq!(a100.topology.net_mbps, 1_600_000);
+        assert_eq!(a100.topology.rank_mbps, 400_000, "two NICs hang on the switch of each GPU");
         assert_eq!(a100.host(0).near_nics(3), 2..4);
     }
 

@@ -78,16 +78,16 @@ pub fn run(
     (topology, config): (&Topology, &PlanConfig),
     scene: Scene<'_>,
 ) -> Result<Outcome> {
-    let ranks = topology.size();
-    let plans: Vec<FusedPlan> =
-        (0..ranks).map(|rank| FusedPlan::new(call, decision, rank, ranks, config)).collect();
+    let members = scene.members;
+    let plan = |member| FusedPlan::new(call, decision, members.rank(member), members.each, config);
+    let plans: Vec<FusedPlan> = (0..members.count()).map(plan).collect();
     let mut kernels = Kernels::new(plans, decision, topology, scene);
-    for (rank, start) in (0..ranks).zip(scene.starts) {
+    for (rank, start) in (0..members.count()).zip(scene.starts) {
         kernels.events.add(*start + kernels.launch(rank), Event::Begin(rank));
     }
     run::run(&mut kernels)?;
     if let Some(rank) = kernels.ranks.iter().position(|rank| rank.operations < scene.operations) {
-        let waits = format!("rank {rank} waits for data that nobody sends");
+        let waits = format!("rank {} waits for data that nobody sends", members.of(rank as u32));
         return Err(SimError::Stuck { us: kernels.events.now().us(), waits });
     }
     let (ended, events, trace) = kernels.outcome;
@@ -182,14 +182,15 @@ impl<'a> Kernels<'a> {
     fn start(&mut self, rank: u32, piece: u32, exchange: u8) {
         let at = rank as usize;
         self.ranks[at].started[piece as usize][usize::from(exchange)] = true;
-        let (flow, ranks) = (self.plans[at].args.flow, self.topology.size());
+        let (flow, members) = (self.plans[at].args.flow, self.scene.members);
         let sends = if exchange == 0 { flow.send1 } else { flow.send2 };
-        for k in (0..ranks).filter(|k| sends >> k & 1 == 1) {
+        for k in (0..members.each).filter(|k| sends >> k & 1 == 1) {
             let args = &self.plans[at].args;
-            let bytes = if exchange == 0 { args.src_len[k as usize] } else { args.len[at] };
+            let bytes =
+                if exchange == 0 { args.src_len[k as usize] } else { args.len[members.rank(rank) as usize] };
             let bytes = (bytes as f64 / f64::from(self.pieces)).max(1.0);
-            let to = (rank + k) % ranks;
-            self.scene.links.near(rank, &[to], 1.0 / self.share, &mut self.way);
+            let to = members.first(rank) + (members.rank(rank) + k) % members.each;
+            self.scene.links.near(members.of(rank), &[members.of(to)], 1.0 / self.share, &mut self.way);
             self.way.through(self.blocks + rank, 1.0);
             let id = self.flows.begin(self.events.now(), bytes, f64::INFINITY, self.way.hops());
             if self.owners.len() <= id as usize {

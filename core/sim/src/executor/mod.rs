@@ -4,6 +4,7 @@
 //! [`exchange`] for fused kernels. Each takes what the real executor compiles; the loop of a run is in `run`.
 
 pub mod exchange;
+pub mod orbits;
 mod run;
 pub mod steps;
 
@@ -14,14 +15,62 @@ use hawser_types::Collective;
 use crate::engine::{Flows, Time};
 use crate::links::Links;
 
+/// The communicators that run a call at the same time, all of one form: member `i` is rank `i % each` of
+/// communicator `i / each`.
+#[derive(Debug, Clone, Copy)]
+pub struct Members<'a> {
+    /// The rank of the cluster that each member is; none is there twice.
+    pub ranks: &'a [u32],
+    /// The ranks of a communicator.
+    pub each: u32,
+    /// Members that act, the first ones: all, or those of a period that stand for the others ([`orbits`]).
+    pub acting: u32,
+}
+
+impl Members<'_> {
+    /// The number of members that act.
+    pub fn count(&self) -> u32 {
+        self.acting
+    }
+
+    /// The member that acts for this one: itself, unless a period stands for all.
+    pub fn actor(&self, member: u32) -> u32 {
+        member % self.acting
+    }
+
+    /// The same connection, as the member that acts for its sender has it: sender and receiver.
+    pub fn seen_by_actor(&self, from: u32, to: u32) -> (u32, u32) {
+        let all = self.ranks.len() as u32;
+        let actor = self.actor(from);
+        (actor, (to + all - (from - actor)) % all)
+    }
+
+    /// The rank of the cluster that a member is.
+    pub fn of(&self, member: u32) -> u32 {
+        self.ranks[member as usize]
+    }
+
+    /// The rank of a member in its communicator.
+    pub fn rank(&self, member: u32) -> u32 {
+        member % self.each
+    }
+
+    /// The member that has rank 0 of the communicator of this one.
+    pub fn first(&self, member: u32) -> u32 {
+        member - member % self.each
+    }
+}
+
 /// The surroundings of a run.
 #[derive(Clone, Copy)]
 pub struct Scene<'a> {
     /// The links, and the ways over them.
     pub links: &'a Links<'a>,
-    /// The moments at which ranks begin their first operation.
+    /// The ranks that run the call.
+    pub members: Members<'a>,
+    /// The moments at which members begin their first operation.
     pub starts: &'a [Time],
-    /// Operations that every rank runs one after the other.
+    /// Operations that every member runs one after the other.
     pub operations: u32,
     /// True if a trace is kept.
     pub is_traced: bool,
@@ -32,7 +81,7 @@ pub struct Scene<'a> {
 /// The outcome of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// By operation: the moment at which the last rank had it.
+    /// By operation: the moment at which the last member had it.
     pub ended: Vec<Time>,
     /// The events that happened.
     pub events: u64,

@@ -34,7 +34,7 @@ pub struct Manifest {
     pub unknown: usize,
 }
 
-/// Why a library was refused.
+/// The reason why a library was refused.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct LoadError {

@@ -1,4 +1,4 @@
-//! How Rust plugins cross a library boundary: a checked, growing ABI behind the plain traits.
+//! The boundary of libraries that Rust plugins cross: a checked, growing ABI behind the plain traits.
 //!
 //! Authors implement the traits of this crate and write [`export_plugin!`](crate::export_plugin) in a
 //! `cdylib`; the host calls [`load()`] and gets the same traits back. In between lies `raw`, a frozen mirror

@@ -12,7 +12,7 @@ use crate::net::calls::{Failure, Outcome, int};
 
 /// `init` in any form.
 pub trait Init: Send + Sync {
-    /// Whether it makes a context for each communicator; otherwise it is called once in a process.
+    /// True if it makes a context for each communicator; otherwise it is called once in a process.
     fn makes_context(&self) -> bool {
         false
     }

@@ -5,7 +5,7 @@
 mod v1;
 mod v2;
 
-use std::ffi::{CString, c_char, c_int, c_void};
+use std::ffi::{CString, c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,20 +13,13 @@ use hawser_plugin::env::EnvContext;
 use hawser_plugin::{Env, Error, ErrorKind, Log, Result, Subsys};
 
 use crate::Found;
-use crate::common::{Missing, check};
+use crate::common::check;
 use crate::library::Library;
 use crate::logger::{self, Logger};
+use crate::table;
 
 /// An ABI version that we read.
-struct Version {
-    /// The data symbol of its table.
-    symbol: &'static str,
-    /// Copies and checks the table.
-    ///
-    /// # Safety
-    /// The pointer is the address of a table of this version.
-    read: unsafe fn(*const c_void) -> std::result::Result<Plugin, Missing>,
-}
+type Version = table::Version<Plugin>;
 
 /// Newest first: the first one that a library has is taken.
 const VERSIONS: &[Version] = &[v2::VERSION, v1::VERSION];
@@ -36,24 +29,21 @@ const VERSIONS: &[Version] = &[v2::VERSION, v1::VERSION];
 /// # Errors
 /// Its table lacks a function.
 pub fn from_library(library: &Arc<Library>) -> Option<std::result::Result<Found<dyn Env>, String>> {
-    VERSIONS.iter().find_map(|version| {
-        let table = library.data(version.symbol)?;
-        // SAFETY: the symbol's name says which version its table has.
-        let plugin = unsafe { (version.read)(table) };
-        let failed = |missing| format!("{} of {}: {missing}", version.symbol, library.path().display());
-        Some(plugin.map_err(failed).map(|plugin| {
-            let adapter = Adapter {
-                name: plugin.name.clone(),
-                shared: Arc::new(Shared {
-                    plugin,
-                    ready: AtomicBool::new(false),
-                    asking: Mutex::new(()),
-                    _library: library.clone(),
-                }),
-            };
-            Found { symbol: version.symbol, plugin: Arc::new(adapter) as Arc<dyn Env> }
-        }))
-    })
+    let (version, table) = table::first(VERSIONS, library)?;
+    // SAFETY: the symbol's name says which version its table has.
+    let plugin = unsafe { version.read_of(table, library) };
+    Some(plugin.map(|plugin| {
+        let adapter = Adapter {
+            name: plugin.name.clone(),
+            shared: Arc::new(Shared {
+                plugin,
+                ready: AtomicBool::new(false),
+                asking: Mutex::new(()),
+                _library: library.clone(),
+            }),
+        };
+        Found { symbol: version.symbol, plugin: Arc::new(adapter) as Arc<dyn Env> }
+    }))
 }
 
 /// `init` in any form. A version whose function has a form of its own implements this in its file.

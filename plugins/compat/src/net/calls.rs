@@ -49,7 +49,7 @@ pub struct Memory {
     pub deregister: DeregMr,
 }
 
-/// Why a call did not happen or went wrong.
+/// The reason why a call did not happen or went wrong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
     /// The plugin returned this code.

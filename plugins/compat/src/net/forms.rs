@@ -30,7 +30,7 @@ pub struct Start {
 
 /// `init` in any form.
 pub trait Init: Send + Sync {
-    /// Whether it makes a context for each communicator; otherwise it is called once in a process.
+    /// True if it makes a context for each communicator; otherwise it is called once in a process.
     fn makes_context(&self) -> bool {
         false
     }

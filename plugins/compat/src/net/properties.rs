@@ -49,9 +49,9 @@ pub unsafe fn import(raw: &RawProperties, device: u32, devices: u32) -> (NetProp
     (properties, notes.0)
 }
 
-/// What we tell a host about a device of ours, with strings that the caller keeps alive. A trait's `u32` that
-/// is too large for an int becomes the largest one. The data of our plugins moves through host calls, so no
-/// offload is named.
+/// The properties of a device of ours as a host is told them, with strings that the caller keeps alive. A
+/// trait's `u32` that is too large for an int becomes the largest one. The data of our plugins moves through
+/// host calls, so no offload is named.
 pub fn export(
     properties: &NetProperties,
     name: *const c_char,

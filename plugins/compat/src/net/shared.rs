@@ -1,5 +1,5 @@
-//! What the adapters of net and collnet plugins have in common: what is asked or done once per plugin,
-//! registration, handles, and requests in flight.
+//! The parts that the adapters of net and collnet plugins have in common: what is asked or done once per
+//! plugin, registration, handles, and requests in flight.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;

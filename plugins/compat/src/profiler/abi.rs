@@ -42,15 +42,7 @@ pub struct Descr<K, B> {
 }
 
 /// An ABI version that we read.
-pub(super) struct Version {
-    /// The data symbol of its table.
-    pub(super) symbol: &'static str,
-    /// Copies and checks the table.
-    ///
-    /// # Safety
-    /// The pointer is the address of a table of this version.
-    pub(super) read: unsafe fn(*const c_void) -> Result<Plugin, Missing>,
-}
+pub(super) type Version = crate::table::Version<Plugin>;
 
 /// A plugin as its table tells it.
 pub(super) struct Plugin {

@@ -41,7 +41,7 @@ pub struct Context {
     entries: Mutex<Entries>,
 }
 
-/// Where the host wants to find the mask, and what this communicator last wished.
+/// The place where the host wants to find the mask, and the last wish of this communicator.
 struct Mask {
     place: *mut c_int,
     wish: AtomicI32,

@@ -34,6 +34,7 @@ use hawser_plugin::Profiler;
 
 use crate::Found;
 use crate::library::Library;
+use crate::table;
 use abi::{Abi, Version};
 use adapter::Adapter;
 pub use kinds::{comes_along, with_ancestors};
@@ -54,11 +55,9 @@ const VERSIONS: &[Version] = &[
 /// # Errors
 /// Its table lacks a function. Older tables are not tried then: a library is initialised once.
 pub fn from_library(library: &Arc<Library>) -> Option<Result<Found<dyn Profiler>, String>> {
-    VERSIONS.iter().find_map(|version| {
-        let table = library.data(version.symbol)?;
-        // SAFETY: the symbol's name says which version its table has.
-        Some(unsafe { adapt(version, table, library) })
-    })
+    let (version, table) = table::first(VERSIONS, library)?;
+    // SAFETY: the symbol's name says which version its table has.
+    Some(unsafe { adapt(version, table, library) })
 }
 
 /// The profiler behind a table that was not looked up by its name; `library` is what must stay open.
@@ -73,8 +72,7 @@ pub unsafe fn from_table(
     table: *const c_void,
     library: &Arc<Library>,
 ) -> Result<Found<dyn Profiler>, String> {
-    let version = VERSIONS.iter().find(|version| version.symbol == symbol);
-    let version = version.ok_or_else(|| format!("{symbol} is no profiler of a version that can be read"))?;
+    let version = table::named(VERSIONS, symbol, "profiler")?;
     // SAFETY: the caller's promise.
     unsafe { adapt(version, table, library) }
 }
@@ -87,7 +85,6 @@ unsafe fn adapt(
     library: &Arc<Library>,
 ) -> Result<Found<dyn Profiler>, String> {
     // SAFETY: the caller's promise.
-    let plugin = unsafe { (version.read)(table) }
-        .map_err(|missing| format!("{} of {}: {missing}", version.symbol, library.path().display()))?;
+    let plugin = unsafe { version.read_of(table, library) }?;
     Ok(Found { symbol: version.symbol, plugin: Arc::new(Adapter::new(plugin, library.clone())) })
 }

@@ -33,7 +33,7 @@ pub(super) fn c_string(text: &str) -> CString {
     CString::new(text.replace('\0', "")).unwrap_or_default()
 }
 
-/// What v1 gets for a name without a number: `NCCL_ALGO_UNDEF` in eight bits.
+/// The number that v1 gets for a name without one: `NCCL_ALGO_UNDEF` in eight bits.
 pub(super) const NO_NUMBER: u8 = u8::MAX;
 
 /// `ncclFunc_t`.

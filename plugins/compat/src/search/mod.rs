@@ -115,7 +115,7 @@ pub struct Candidate<T: ?Sized> {
     pub plugin: Arc<T>,
     /// The origin of the plugin.
     pub origin: Origin,
-    /// How it was read: a symbol such as `ncclNetPlugin_v9`, `Rust 1.0.0`, or `built in`.
+    /// The form in which it was read: a symbol such as `ncclNetPlugin_v9`, `Rust 1.0.0`, or `built in`.
     pub interface: String,
     /// The user named its library in the variable of this kind.
     pub demanded: bool,

@@ -51,7 +51,8 @@ pub fn wanted(kind: Kind, value: Option<&str>) -> Wanted {
     if entries.is_empty() { default() } else { Wanted::List(entries) }
 }
 
-/// What is opened for a name, in this order: first what the dynamic loader finds, then what lies in `beside`.
+/// The files that are opened for a name, in this order: first what the dynamic loader finds, then what lies
+/// in `beside`.
 pub fn attempts(kind: Kind, name: &str, beside: Option<&Path>) -> Vec<PathBuf> {
     let mut names = vec![PathBuf::from(name)];
     if name.contains('/') {

@@ -11,7 +11,7 @@ use super::names::{Entry, attempts};
 use super::{Kind, Request, probe};
 use crate::library::Library;
 
-/// Why a library is not used.
+/// The reason why a library is not used.
 #[derive(Debug, Clone)]
 pub struct Refusal {
     /// There is no such file.
@@ -101,7 +101,7 @@ fn foreign_in(folders: &[PathBuf], attempts: &[PathBuf]) -> Vec<String> {
         .collect()
 }
 
-/// Where the dynamic loader looks for what the program names: `LD_LIBRARY_PATH` and the like.
+/// The folders in which the dynamic loader looks for what the program names: `LD_LIBRARY_PATH` and the like.
 fn loader_folders() -> Vec<PathBuf> {
     /// Size in bytes and number of entries, which follow: a string and flags each.
     #[repr(C)]
@@ -135,7 +135,7 @@ fn loader_folders() -> Vec<PathBuf> {
     entries.iter().map(|entry| PathBuf::from(OsString::from_vec(folder(entry)))).collect()
 }
 
-/// Why this process cannot load a file; None if its header fits.
+/// The reason why this process cannot load a file; None if its header fits.
 fn foreign(mut file: File) -> Result<Option<String>, String> {
     let mut header = [0_u8; 20];
     if file.read_exact(&mut header).is_err() || header[..4] != *b"\x7fELF" {

@@ -8,14 +8,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use hawser_plugin::tuner::{Answer, Candidate, Question, TunerConfig, TunerContext};
 use hawser_plugin::{Error, Log, Result, Subsys, Tuner};
 
-use super::table::{CostTable, cell_of};
+use super::cost_table::{CostTable, cell_of};
 use super::v5::{Constants, Domains};
 use crate::common::{SUCCESS, check};
 use crate::library::Library;
 use crate::logger::{self, Logger};
 
-/// What plugins find as chunk size: NCCL shows its own there, which our trait does not tell. With the largest
-/// one those that ask for at least so much leave it alone, and those that ask for at most so much are heard.
+/// The chunk size that plugins find: NCCL shows its own there, which our trait does not tell. With the
+/// largest one those that ask for at least so much leave it alone, and those that ask for at most so much are
+/// heard.
 const ANY_CHUNK: usize = 1 << 30;
 
 /// A plugin as its table tells it.

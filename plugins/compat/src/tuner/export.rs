@@ -14,7 +14,7 @@ use hawser_plugin::tuner::{
 };
 use hawser_plugin::{Error, ErrorKind, Log, Result, Tuner};
 
-use super::table::ALGORITHMS;
+use super::cost_table::ALGORITHMS;
 use super::v5::{Constants, Domains};
 pub use super::{v4::Table as TableV4, v5::Table as TableV5, v6::Table as TableV6};
 use crate::common::guard;
@@ -248,7 +248,7 @@ unsafe extern "C" fn tune(
         let mut question = Question::new(function, bytes as u64);
         question.pipelined = natural(pipelined).max(1);
         question.registered = registered != 0;
-        // SAFETY: NCCL's parameter is in truth the address of rows * columns floats, see `super::table`.
+        // SAFETY: NCCL's parameter is in truth the address of rows * columns floats, see `super::cost_table`.
         let cells = unsafe { slice::from_raw_parts_mut(table.cast::<f32>(), rows * columns) };
         let answer = tune_cells(&*context.inner, &question, cells, columns)?;
         let wanted = answer.channels.and_then(|wanted| c_int::try_from(wanted).ok());

@@ -4,13 +4,13 @@
 //! |---|---|
 //! | `v2` .. `v6` | one ABI version each: the table's layout, and its calls |
 //! | `adapter` | our trait over any of them |
-//! | `table` | our candidates as NCCL's cost table and back |
+//! | `cost_table` | our candidates as NCCL's cost table and back |
 //! | [`export`] | the other direction, behind [`export_nccl_tuner!`](crate::export_nccl_tuner) |
 
 mod adapter;
+mod cost_table;
 #[doc(hidden)]
 pub mod export;
-mod table;
 mod v2;
 mod v3;
 mod v4;
@@ -23,20 +23,12 @@ use std::sync::Arc;
 use hawser_plugin::Tuner;
 
 use crate::Found;
-use crate::common::Missing;
 use crate::library::Library;
+use crate::table;
 use adapter::{Adapter, Plugin};
 
 /// An ABI version that we read.
-struct Version {
-    /// The data symbol of its table.
-    symbol: &'static str,
-    /// Copies and checks the table.
-    ///
-    /// # Safety
-    /// The pointer is the address of a table of this version.
-    read: unsafe fn(*const c_void) -> Result<Plugin, Missing>,
-}
+type Version = table::Version<Plugin>;
 
 /// Newest first: the first one that a library has is taken.
 const VERSIONS: &[Version] = &[v6::VERSION, v5::VERSION, v4::VERSION, v3::VERSION, v2::VERSION];
@@ -46,11 +38,9 @@ const VERSIONS: &[Version] = &[v6::VERSION, v5::VERSION, v4::VERSION, v3::VERSIO
 /// # Errors
 /// Its table lacks a function. Older tables are not tried then: a library is initialised once.
 pub fn from_library(library: &Arc<Library>) -> Option<Result<Found<dyn Tuner>, String>> {
-    VERSIONS.iter().find_map(|version| {
-        let table = library.data(version.symbol)?;
-        // SAFETY: the symbol's name says which version its table has.
-        Some(unsafe { adapt(version, table, library) })
-    })
+    let (version, table) = table::first(VERSIONS, library)?;
+    // SAFETY: the symbol's name says which version its table has.
+    Some(unsafe { adapt(version, table, library) })
 }
 
 /// The tuner behind a table that was not looked up by its name; `library` is what must stay open.
@@ -65,8 +55,7 @@ pub unsafe fn from_table(
     table: *const c_void,
     library: &Arc<Library>,
 ) -> Result<Found<dyn Tuner>, String> {
-    let version = VERSIONS.iter().find(|version| version.symbol == symbol);
-    let version = version.ok_or_else(|| format!("{symbol} is no tuner of a version that can be read"))?;
+    let version = table::named(VERSIONS, symbol, "tuner")?;
     // SAFETY: the caller's promise.
     unsafe { adapt(version, table, library) }
 }
@@ -79,7 +68,6 @@ unsafe fn adapt(
     library: &Arc<Library>,
 ) -> Result<Found<dyn Tuner>, String> {
     // SAFETY: the caller's promise.
-    let plugin = unsafe { (version.read)(table) }
-        .map_err(|missing| format!("{} of {}: {missing}", version.symbol, library.path().display()))?;
+    let plugin = unsafe { version.read_of(table, library) }?;
     Ok(Found { symbol: version.symbol, plugin: Arc::new(Adapter::new(plugin, library.clone())) })
 }

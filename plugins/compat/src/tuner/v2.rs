@@ -8,7 +8,7 @@ use hawser_plugin::tuner::{Algorithm, Protocol};
 
 use super::Version;
 use super::adapter::{Ask, Calls, Comm, Plugin};
-use super::table::CostTable;
+use super::cost_table::CostTable;
 use crate::common::{self, Missing, required};
 use crate::logger::Logger;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Version;
 use super::adapter::{Ask, Calls, Comm, Plugin};
-use super::table::{ALGORITHMS, CostTable, PROTOCOLS};
+use super::cost_table::{ALGORITHMS, CostTable, PROTOCOLS};
 use super::v2::{Finalize, Init};
 use crate::common::{self, Missing, required};
 

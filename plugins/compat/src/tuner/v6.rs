@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Version;
 use super::adapter::{Ask, Calls, Comm, Plugin};
-use super::table::CostTable;
+use super::cost_table::CostTable;
 use super::v2::Finalize;
 use super::v4::{self, Tune};
 use super::v5::{self, Init};

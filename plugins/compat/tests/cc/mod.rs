@@ -36,7 +36,7 @@ impl CPlugin {
         Self { library }
     }
 
-    /// What the plugin wrote down since the last call, a line per call of the host.
+    /// The lines that the plugin wrote down since the last call, a line per call of the host.
     pub fn recorded(&self) -> Vec<String> {
         let text = self.library.data("recorded").unwrap().cast_mut().cast::<c_char>();
         let length = self.library.data("recorded_bytes").unwrap().cast_mut().cast::<c_int>();

@@ -1,4 +1,5 @@
-//! What the tests of net and collnet plugins share: compiling test plugins, their knobs, and moving data.
+//! Parts that the tests of net and collnet plugins share: compiling test plugins, their knobs, and moving
+//! data.
 
 #![allow(dead_code)] // each test file uses a part of it
 

@@ -13,8 +13,7 @@ fn built() -> PathBuf {
     std::env::current_exe().unwrap().with_file_name("libnccl_net_hawser_ib.so")
 }
 
-/// Where there is no device the library loads, its net opens, and has no devices: the host goes on to the
-/// next net.
+/// Without a device the library loads, its net opens, and has no devices: the host goes on to the next net.
 #[test]
 fn it_declines_cleanly_or_has_devices() {
     let found = from_library(&Library::open(&built()).unwrap()).unwrap().unwrap();

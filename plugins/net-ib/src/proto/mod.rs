@@ -119,7 +119,7 @@ pub(crate) enum Path {
     Rail(u8, Epoch),
 }
 
-/// Why a rail is not up.
+/// The reason why a rail is not up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Why {
     /// It was not set up yet.

@@ -178,8 +178,8 @@ impl Rail {
         }
     }
 
-    /// When the next attempt may begin; `dark`: no rail is up, so neither back-off nor damping has anything
-    /// to spare.
+    /// The time at which the next attempt may begin; `dark`: no rail is up, so neither back-off nor damping
+    /// has anything to spare.
     pub fn due(&self, dark: bool, rules: &Rules) -> Time {
         if dark { self.retry_at.min(self.since.saturating_add(2 * rules.pause)) } else { self.retry_at }
     }

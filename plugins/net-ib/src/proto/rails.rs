@@ -21,7 +21,7 @@ impl Role {
     }
 }
 
-/// Why a connection is over.
+/// The reason why a connection is over.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Fault {
     /// No rail was up for as long as the rules allow.
@@ -438,7 +438,7 @@ impl Rails {
         }
     }
 
-    /// When `tick` has something to do if nothing else happens; for simulated clocks.
+    /// The times at which `tick` has something to do if nothing else happens; for simulated clocks.
     #[cfg(test)]
     pub fn timers(&self) -> Vec<Time> {
         let mut timers = vec![self.said_at + self.rules.repeat];

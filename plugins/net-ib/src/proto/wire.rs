@@ -51,7 +51,7 @@ impl Record {
     }
 }
 
-/// Which chunks arrived, for all slots from `first` to before `end`; a slot that is not listed has none.
+/// The chunks that arrived, for all slots from `first` to before `end`; a slot that is not listed has none.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Partial {
     pub first: u64,
@@ -69,7 +69,7 @@ impl Partial {
     }
 }
 
-/// What an end has fenced, what it knows of the other, and what there is to resend from.
+/// The state of an end: the rails that it has fenced, what it knows of the other, and where resending begins.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct State {
     /// Per rail: all epochs up to this one are fenced here.
@@ -164,7 +164,7 @@ impl Message {
     }
 
     /// # Errors
-    /// What is wrong with the bytes.
+    /// The fault of the bytes, if they have one.
     pub fn decode(bytes: &[u8]) -> Result<Self, &'static str> {
         if bytes.len() > MAX_MESSAGE {
             return Err("a control message that is too long");

@@ -29,7 +29,7 @@ impl Gid {
     }
 }
 
-/// What the user wants of a GID: `NCCL_IB_GID_INDEX`, `NCCL_IB_ROCE_VERSION_NUM`, `NCCL_IB_ADDR_FAMILY`,
+/// The wish of the user for a GID: `NCCL_IB_GID_INDEX`, `NCCL_IB_ROCE_VERSION_NUM`, `NCCL_IB_ADDR_FAMILY`,
 /// `NCCL_IB_ADDR_RANGE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Wish {

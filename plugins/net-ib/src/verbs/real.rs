@@ -153,7 +153,7 @@ fn has_peer_memory() -> bool {
     .any(|path| Path::new(path).exists())
 }
 
-/// Whether the driver knows DMA-BUF: it complains about the descriptor, not about the call.
+/// True if the driver knows DMA-BUF: it complains about the descriptor, not about the call.
 fn takes_dmabuf(lib: &Library, pd: *mut IbvPd) -> bool {
     let Some(register) = lib.reg_dmabuf_mr else { return false };
     // SAFETY: an impossible descriptor only gives an error.

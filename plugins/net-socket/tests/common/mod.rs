@@ -1,4 +1,4 @@
-//! What the tests share: a pair of ranks in one process, and transfers that check every byte.
+//! Parts that the tests share: a pair of ranks in one process, and transfers that check every byte.
 #![allow(dead_code)] // each test binary uses its part
 
 use std::time::{Duration, Instant};

@@ -164,7 +164,7 @@ impl Rank {
     }
 }
 
-/// What rank `rank` sends at a place: sums of a few ranks fit into a byte.
+/// The value that rank `rank` sends at a place: sums of a few ranks fit into a byte.
 fn share(rank: usize, at: usize) -> usize {
     (rank + 1) * (1 + at % 7)
 }

@@ -42,7 +42,7 @@ pub struct Learning {
     /// The adaptive mode that those files ask for; None if they do not.
     adaptive: Option<Adaptive>,
     policy: Policy,
-    /// Why what is proposed is proposed.
+    /// The reason for the proposal.
     why: String,
 }
 

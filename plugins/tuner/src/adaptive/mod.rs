@@ -75,7 +75,7 @@ impl Adaptive {
     }
 }
 
-/// Whether a collective is tried and measured: no rank can end it before all have begun.
+/// True if a collective is tried and measured: no rank can end it before all have begun.
 pub fn is_tried(function: Function) -> bool {
     use Function::{AllGather, AllReduce, AllToAll, ReduceScatter};
     matches!(function, AllReduce | AllGather | ReduceScatter | AllToAll)
@@ -106,7 +106,7 @@ pub fn pick(trial: u32, question: &Question, candidates: &[Candidate<'_>], avoid
     all().find(is_its_turn).map(|(at, _)| at)
 }
 
-/// What the cost model says of a candidate that is possible and that the settings want.
+/// The cost model's time of a candidate that is possible and that the settings want.
 fn price(candidate: &Candidate<'_>) -> Option<f32> {
     (candidate.is_offered() && candidate.us >= 0.0).then_some(candidate.us)
 }

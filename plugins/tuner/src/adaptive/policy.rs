@@ -18,8 +18,8 @@ use crate::range;
 
 /// Windows that a verdict for or against a choice needs, and measured operations until something is usual.
 const ENOUGH: usize = 8;
-/// What replaces another way costs less by this factor in the median, and less at all in most windows. The
-/// cost of a window counts as a share of that of the operations just before it.
+/// The factor by which a way that replaces another one costs less in the median, and less at all in most
+/// windows. The cost of a window counts as a share of that of the operations just before it.
 const GAIN: f32 = 0.95;
 const MOST: f32 = 0.8;
 /// Windows after which a way may be found hopeless.
@@ -40,10 +40,10 @@ const MOST_STRIKES: u32 = STRIKES << 9;
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// Windows of what is suspended that have to be better than the floor under the same stress.
 const PROOF: usize = 4;
-/// How long it has to be calm before what was learned counts again: at first, and at most.
+/// The time for which it has to be calm before what was learned counts again: at first, and at most.
 const FIRST_HOLD: Duration = Duration::from_secs(10);
 const MOST_HOLD: Duration = Duration::from_secs(600);
-/// How far apart changes are which are not urgent, since each one makes all ranks plan their calls anew: at
+/// The time between changes which are not urgent, since each one makes all ranks plan their calls anew: at
 /// first, and at most. It doubles with each, so at rest there are no more than three in an hour.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const MOST_PAUSE: Duration = Duration::from_secs(1200);
@@ -138,7 +138,7 @@ pub struct Policy {
     agreed: Table,
     /// The table that all ranks should have.
     wanted: Table,
-    /// Why those differ.
+    /// The reason why those differ.
     reasons: Vec<String>,
     /// The wish that is being decided.
     open: Option<Wish>,
@@ -192,7 +192,7 @@ struct Known {
     recent: Times,
     /// The costs of those operations.
     costs: Times,
-    /// What an operation cost in each trial, as a share of what those just before it cost: a machine may be
+    /// The cost of an operation in each trial, as a share of what those just before it cost: a machine may be
     /// slower for a while.
     tried: Times,
     /// The verdict before was that it is better: a second one decides.
@@ -216,8 +216,8 @@ impl State {
 }
 
 impl Policy {
-    /// How long an operation of a class took by a way, and what it cost the job, in microseconds; `late` is
-    /// the rank that began last, and by how much. Returns a line about a trial that is over.
+    /// Notes the time that an operation of a class took by a way, and its cost to the job, in microseconds;
+    /// `late` is the rank that began last, and by how much. Returns a line about a trial that is over.
     pub fn measured(
         &mut self,
         (class, way, is_trial): (Class, Way, bool),
@@ -279,7 +279,7 @@ impl Policy {
         self.until = now + self.hold;
     }
 
-    /// What all ranks should agree on now, and why; it is open until [`Policy::settled`].
+    /// The table that all ranks should agree on now, and the reason; it is open until [`Policy::settled`].
     pub fn wish(&mut self, now: Duration) -> Option<(Table, String)> {
         if self.open.is_some() {
             return None;
@@ -319,7 +319,7 @@ impl Policy {
         self.reasons.push(why.to_owned());
     }
 
-    /// What became of the wish: all ranks have it, or nothing has changed.
+    /// Notes the outcome of the wish: all ranks have it, or nothing has changed.
     pub fn settled(&mut self, is_agreed: bool, now: Duration) {
         let Some(Wish { table, mut reasons, is_urgent }) = self.open.take() else { return };
         if is_agreed {
@@ -441,7 +441,8 @@ impl State {
         Some(share)
     }
 
-    /// What is wrong, if an operation that was no trial makes it so many times in a row.
+    /// Notes an operation that was no trial, and answers what is wrong, if anything has been so many times in
+    /// a row.
     fn stress(
         &mut self,
         class: Class,

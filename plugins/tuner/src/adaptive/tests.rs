@@ -39,7 +39,7 @@ struct World {
     us: [f32; 5],
     /// All times are longer by up to this share, and one of a hundred is ten times as long.
     noise: f32,
-    /// What operations cost the job, as a multiple of the time that they take once all ranks have begun.
+    /// The cost of operations to the job, as a multiple of the time that they take once all ranks have begun.
     leaves: [f32; 5],
     random: u64,
     /// The candidates that were taken, by operation.

@@ -1,6 +1,6 @@
 //! Reads what a rule does: the values of `use`.
 
-use hawser_plugin::tuner::{Algorithm, Executor, Protocol};
+use hawser_plugin::tuner::{Algorithm, Class, Executor, Protocol};
 use toml::de::{DeTable, DeValue};
 
 use super::{Reader, Value, each, find};
@@ -9,7 +9,7 @@ use crate::range;
 use crate::rule::{Action, RunBy, Way};
 
 /// Keys of an action.
-const KEYS: [&str; 6] = ["algorithm", "program", "protocol", "channels", "chunk", "executor"];
+const KEYS: [&str; 7] = ["algorithm", "program", "protocol", "channels", "chunk", "executor", "class"];
 /// The word for the cost model's own choice.
 const DEFAULT: &str = "default";
 /// The word for "as the cost model says" within an action.
@@ -64,7 +64,8 @@ impl Reader<'_> {
             self.text(value, "program").map(str::to_owned)
         });
         let way = self.way(table);
-        Some(Action { program, way, channels: self.channels(table), chunk: self.chunk(table) })
+        let (channels, chunk, class) = (self.channels(table), self.chunk(table), self.class(table));
+        Some(Action { program, way, channels, chunk, class })
     }
 
     /// The candidates that an action means.
@@ -95,8 +96,8 @@ impl Reader<'_> {
         way
     }
 
-    /// Who has to run it, by the key `executor` and by a name that implies an executor; complains if they
-    /// differ.
+    /// The executor that has to run it, by the key `executor` and by a name that implies an executor;
+    /// complains if they differ.
     fn run_by(
         &mut self,
         named: Option<(&Value<'_>, RunBy)>,
@@ -197,6 +198,18 @@ impl Reader<'_> {
         let words = || Executor::ALL.into_iter().map(Executor::name).chain([names::KERNELS, AUTO]);
         self.unknown(value.span(), "executor", word, words(), &words().collect::<Vec<_>>().join(", "));
         None
+    }
+
+    /// A class. None for `auto`, and for what is no class.
+    fn class(&mut self, table: &DeTable<'_>) -> Option<Class> {
+        let value = find(table, "class")?;
+        let word = self.text(value, "class").filter(|word| !names::same(word, AUTO))?;
+        let class = Class::ALL.into_iter().find(|known| names::same(known.name(), word));
+        if class.is_none() {
+            let words = || Class::ALL.into_iter().map(Class::name).chain([AUTO]);
+            self.unknown(value.span(), "class", word, words(), &words().collect::<Vec<_>>().join(", "));
+        }
+        class
     }
 
     fn channels(&mut self, table: &DeTable<'_>) -> Option<u32> {

@@ -180,6 +180,7 @@ const FAULTS: &[(&str, (u32, u32), &str)] = &[
     ("[[rule]]\nuse = { algorithm = \"ring\", protocol = \"symll\" }", (2, 40), "ring has no fused kernels"),
     ("[[rule]]\nuse = { channels = 0 }", (2, 20), "channels is a number from 1 to 1024"),
     ("[[rule]]\nuse = { chunk = \"5M\" }", (2, 17), "a chunk has 512 bytes to 4M"),
+    ("[[rule]]\nuse = { class = \"urgnt\" }", (2, 17), "urgent"),
     ("[[rule]]\nuse = { chunk = \"many\" }", (2, 17), "chunk: \"many\" is no size"),
     ("[[rule]]\nuse = { executor = \"dma\", algorithm = \"tree\" }", (2, 20), "copy engines do not run tree"),
     ("[[rule]]\nuse = { executor = \"dma\", program = \"a\" }", (2, 20), "copy engines do not run programs"),

@@ -56,8 +56,8 @@ fn describe(krate: &Crate, import: &modules::Import) -> String {
     format!("{from}:{} imports {to} ({})", import.line, import.name)
 }
 
-/// What `cargo xtask circles` prints: for each crate its circles, their files and the imports between folders
-/// in them.
+/// The report that `cargo xtask circles` prints: for each crate its circles, their files and the imports
+/// between folders in them.
 pub fn report(sources: &[Source], only: Option<&str>) -> String {
     let mut text = String::new();
     for krate in modules::crates(sources) {

@@ -9,7 +9,7 @@ use super::super::rust::{PathAt, collect_paths, is_cfg_test};
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many times a name may be passed on before the search gives up.
+/// The number of times that a name may be passed on before the search gives up.
 const MOST_STEPS: usize = 16;
 
 /// A crate of the workspace.

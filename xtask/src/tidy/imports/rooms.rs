@@ -14,6 +14,7 @@ const ROOMS: [(&str, &[&[&str]]); 2] = [
             &["links.rs"],
             &["executor/steps/", "executor/exchange.rs", "executor/"],
             &["predict.rs"],
+            &["step/"],
             &["lib.rs"],
         ],
     ),
@@ -21,8 +22,10 @@ const ROOMS: [(&str, &[&[&str]]); 2] = [
 
 const RUNTIME: &[&[&str]] = &[
     &[
+        "classes.rs",
         "op_number.rs",
         "model.rs",
+        "planted.rs",
         "record.rs",
         "plugin_types.rs",
         "progress/",
@@ -34,7 +37,7 @@ const RUNTIME: &[&[&str]] = &[
     ],
     &["profiling.rs"],
     &["transport/"],
-    &["tuning/", "rma/"],
+    &["tuning/", "rma/", "lsa/"],
     &["rules_update/"],
     &["executor/copy_engine/"],
     &["comm_state/"],
@@ -42,6 +45,7 @@ const RUNTIME: &[&[&str]] = &[
     &["submit.rs"],
     &["resolve.rs", "call_check.rs", "phases.rs", "messages.rs"],
     &["comm/"],
+    &["partitioned/"],
     &["lib.rs"],
 ];
 

@@ -22,7 +22,7 @@ enum { FREE, DEVICE, VMM, OPENED, PINNED, REGISTERED };
 
 struct range { int kind, device, fd; char *addr; size_t bytes; int access; };
 struct context { int device, retained; };
-struct stream { int capture, nodes; }; /* the capture that it is in, and what was recorded */
+struct stream { int capture, nodes, priority; }; /* the capture that it is in, and what was recorded */
 struct graph { int nodes; };
 
 static struct range ranges[RANGES];
@@ -145,7 +145,7 @@ API cuMemcpyDtoHAsync_v2(void *q, ptr_t p, size_t n, struct stream *s) {
 /* Legacy IPC: process id and descriptor number. */
 API cuMemGetAddressRange_v2(ptr_t *base, size_t *bytes, ptr_t p) {
   struct range *r = find(p);
-  if (!r || r->kind != DEVICE) return INVALID_VALUE;
+  if (!r || (r->kind != DEVICE && r->kind != VMM)) return INVALID_VALUE;
   *base = (ptr_t)r->addr, *bytes = r->bytes;
   return OK;
 }
@@ -196,13 +196,13 @@ API cuMemMap(ptr_t p, size_t n, size_t offset, ptr_t h, unsigned long long flags
   int e = unsafe_call();
   if (e || offset || flags) return e ? e : INVALID_VALUE;
   if (mmap((void *)p, n, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)h - 1000, 0) == MAP_FAILED) return INVALID_VALUE;
-  add(VMM, (char *)p, n, -1);
+  add(VMM, (char *)p, n, dup((int)h - 1000)); /* the mapping keeps the memory */
   return OK;
 }
 API cuMemUnmap(ptr_t p, size_t n) {
   struct range *r = find(p);
   if (!r || r->kind != VMM || r->bytes != n) return INVALID_VALUE;
-  drop(r);
+  close(r->fd), drop(r);
   return mmap((void *)p, n, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED ? INVALID_VALUE : OK;
 }
 API cuMemSetAccess(ptr_t p, size_t n, const struct access *a, size_t count) {
@@ -211,6 +211,12 @@ API cuMemSetAccess(ptr_t p, size_t n, const struct access *a, size_t count) {
   if (!r->access) r->device = a->device;
   r->access |= 1 << a->device;
   return mprotect((void *)p, n, PROT_READ | PROT_WRITE) ? INVALID_VALUE : OK;
+}
+API cuMemRetainAllocationHandle(ptr_t *h, void *p) {
+  struct range *r = find((ptr_t)p);
+  if (!r || r->kind != VMM) return INVALID_VALUE;
+  *h = dup(r->fd) + 1000, live++;
+  return OK;
 }
 API cuMemExportToShareableHandle(int *fd, ptr_t h, int type, unsigned long long flags) {
   *fd = dup((int)h - 1000);
@@ -272,8 +278,10 @@ API cuStreamCreateWithPriority(struct stream **s, unsigned flags, int priority) 
   if (!current || flags != 1 || (priority && priority != -5)) return INVALID_VALUE;
   if (unsafe_call()) return unsafe_call();
   *s = calloc(1, sizeof **s), live++;
+  (*s)->priority = priority;
   return OK;
 }
+API cuStreamGetPriority(struct stream *s, int *priority) { return *priority = is_own(s) ? s->priority : 0, OK; }
 API cuStreamDestroy_v2(struct stream *s) { free(s), live--; return OK; }
 API cuStreamSynchronize(struct stream *s) { return s ? unsafe_call() : OK; }
 API cuStreamQuery(struct stream *s) { return s ? OK : INVALID_VALUE; }

@@ -1,4 +1,4 @@
-//! What zero_copy asks of the driver, and the kernels that combine beside copy engines.
+//! The questions of zero_copy to the driver, and the kernels that combine beside copy engines.
 
 use hawser_plan::executor::copy_engine::{ReduceArgs, ReduceKernel, reduce_kernel};
 

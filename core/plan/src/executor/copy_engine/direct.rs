@@ -5,7 +5,7 @@
 //! GPUs do so, and a process that only pushes keeps one direction of its links busy. A receiver that comes
 //! later still pulls.
 
-/// What a step of this rank sends to a peer, or gets from it, as a whole.
+/// The bytes that a step of this rank sends to a peer, or gets from it, as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Leg {
     /// The other rank.

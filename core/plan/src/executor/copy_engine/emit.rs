@@ -17,19 +17,19 @@ const OPEN_TURNS: usize = 1;
 
 /// Puts out the commands of one launch, round after round.
 ///
-/// **Direct transfers.** [`Emitter::legs`] lists what could go straight from user buffer to user buffer,
-/// [`Emitter::agree`] takes what both ends have made of it. Whoever was called first says at the beginning of
-/// its launch that its ends are ready; whoever was called second copies when it comes to the leg; the first
-/// waits for all its legs at the end of its launch. So a device that runs all its streams as one still gets
-/// to the end.
+/// **Direct transfers.** [`Emitter::legs`] lists the transfers that could go straight from user buffer to
+/// user buffer, and [`Emitter::agree`] takes the way of each, on which both ends agree. The rank that was
+/// called first says at the beginning of its launch that its ends are ready. The rank that was called second
+/// copies when it comes to the leg. The first waits for all its legs at the end of its launch, so a device
+/// that runs all its streams as one still gets to the end.
 ///
-/// In **lock-step** the first says that its ends of a turn are ready when the turn before is over, and waits
-/// for them at the end of the turn. Along a **chain** the words of staging tell of tiles, whose bytes lie in
-/// the users' buffers.
+/// Two forms differ from that ([`Direct`]). In **lock-step** the first rank says that its ends of a turn are
+/// ready when the turn before is over, and waits for them at the end of the turn. Along a **chain** the bytes
+/// of tiles lie in the users' buffers, and the words of staging tell that they have come.
 ///
-/// Blocks that follow one another and have the same channel go side by side; those with another channel come
-/// after them. So ranks begin messages in the order of their keys of messages, also where all streams are
-/// one.
+/// **Order.** Blocks that follow one another and have the same channel go side by side; those with another
+/// channel come after them. So ranks begin messages in the order of their keys (see [`crate::p2p`]), also
+/// where all streams are one.
 pub struct Emitter<'a> {
     pub(super) plan: &'a LaunchPlan,
     pub(super) steps: &'a [Step],
@@ -39,19 +39,19 @@ pub struct Emitter<'a> {
     far_counters: Counters,
     /// Blocks that are left, with their indices, the next one last.
     pub(super) left: Vec<(usize, Block)>,
-    /// Blocks under way, those that send first, and where they are.
+    /// Blocks under way, with their indices and places; those that send stand first.
     current: Vec<(usize, Block, Place)>,
     /// Legs that do not go through staging.
     pub(super) direct: Vec<(Leg, Way)>,
-    /// Waits for the peers that copy.
+    /// The waits at the end of the launch, for peers that copy.
     owed: Vec<Command>,
-    /// In lock-step.
+    /// The turns of a launch in lock-step; none of any other.
     turns: Vec<Turn>,
 }
 
 impl<'a> Emitter<'a> {
-    /// For a launch of copy engines with the steps that its blocks name. `inter_node` has the ends of all its
-    /// peers on other hosts.
+    /// Nothing is put out yet of a launch of copy engines with the steps that its blocks name. `inter_node`
+    /// has the ends of all its peers on other hosts.
     pub fn new(
         plan: &'a LaunchPlan,
         steps: &'a [Step],
@@ -338,6 +338,7 @@ impl<'a> Emitter<'a> {
         self.open(turn + OPEN_TURNS, out);
     }
 
+    /// Says for a turn that this rank's ends are ready, where it was called first.
     fn open(&self, turn: usize, out: &mut Vec<Command>) {
         let firsts = self.turns.get(turn).into_iter().flatten().filter(|(_, way)| *way == Way::First);
         out.extend(firsts.map(|(leg, _)| self.ready(leg)));
@@ -355,12 +356,13 @@ impl<'a> Emitter<'a> {
         Command { stream: if leg.send { 0 } else { LANES }, what }
     }
 
+    /// The leg of a step that goes straight, and its way.
     pub(super) fn direct_leg(&self, at: (usize, u32, u32), peer: u32, send: bool) -> Option<(&Leg, Way)> {
         let found = self.direct.iter().find(|(leg, _)| (leg.at, leg.peer, leg.send) == (at, peer, send));
         found.map(|(leg, way)| (leg, *way))
     }
 
-    /// What a step does along a chain; None where both its legs go through staging.
+    /// The part of a step along a chain; None where both its legs go through staging.
     fn chain<'e>(
         &'e self,
         (index, block): (usize, &'e Block),
@@ -383,6 +385,7 @@ impl<'a> Emitter<'a> {
         Some(Chain { emitter: self, block, step, work, from, to, arrives: arrives.is_some(), goes, at_once })
     }
 
+    /// The words by which both ends of a leg tell each other.
     pub(super) fn direct_words(&self, leg: &Leg) -> DirectWords {
         let Bases { rank, staging, places, layout } = self.bases;
         let (here, there) = (places[*rank as usize], places[leg.peer as usize]);
@@ -391,6 +394,7 @@ impl<'a> Emitter<'a> {
         DirectWords { first_here: own, done_here: own + WORD, first_there: theirs, done_there: theirs + WORD }
     }
 
+    /// The ends of a slot of staging between this rank and a peer of its host.
     pub(super) fn ends(&self, peer: u32, lane: u32, slot: u32) -> Ends {
         let Bases { rank, staging, places, layout } = self.bases;
         let (here, there) = (places[*rank as usize], places[peer as usize]);
@@ -407,14 +411,14 @@ impl<'a> Emitter<'a> {
     }
 }
 
-/// The slots that are next.
+/// The counters of slots: which is next for each peer, within the host and between hosts.
 struct Slots<'a> {
     near: &'a mut Counters,
     far: &'a mut Counters,
 }
 
-/// Addresses of the words of a direct leg: "whoever was called first is ready" and "whoever was called second
-/// has copied", in this rank's memory and in the peer's.
+/// Addresses of the two words of a direct leg, in this rank's memory and in the peer's. The first word says
+/// that the rank which was called first is ready, the second that the other one has copied.
 pub(super) struct DirectWords {
     pub(super) first_here: u64,
     done_here: u64,
@@ -506,6 +510,7 @@ impl Chain<'_> {
         }
     }
 
+    /// Sends tiles on to the next rank of the chain.
     fn pass_on(&self, peer: u32, tiles: &Range<u32>, slots: &mut Slots<'_>, out: &mut Vec<Command>) {
         let lane = u32::from(self.block.lane);
         let parts = match self.goes {
@@ -539,6 +544,7 @@ impl Chain<'_> {
         }
     }
 
+    /// Address and bytes of tiles in a chunk of one of this rank's buffers.
     fn local(&self, tiles: &Range<u32>, buf: u8, chunk: u32) -> (u64, u64) {
         let at = |tile| Place { tile, ..Place::default() };
         let span = |tile| Span::new(self.work, self.block.instance, at(tile), self.step, 1);
@@ -547,6 +553,7 @@ impl Chain<'_> {
         (first, last + bytes as u64 - first)
     }
 
+    /// A command on the stream of the chain.
     fn command(&self, what: What) -> Command {
         let lane = u32::from(self.block.lane);
         Command { stream: lane + if self.to.is_none() { LANES } else { 0 }, what }

@@ -41,8 +41,14 @@ impl PlanExecutor for CopyEngine {
         let Query { ref key, route, topology, config, .. } = *query;
         let bytes = query.bytes();
         let config = config_for(key, bytes, topology, config);
-        if let Err(error) = packing(key, algo::channels(key)?, &config) {
-            return Ok(Outcome::Filtered(error.into_text()));
+        match packing(key, algo::channels(key)?, &config) {
+            Err(error) => return Ok(Outcome::Filtered(error.into_text())),
+            // One block runs all channels, so that ranks go through their peers in the same order.
+            Ok(packing) if packing.blocks > LANES => {
+                let reason = format!("its steps need {} blocks, copy engines run one", packing.blocks);
+                return Ok(Outcome::Filtered(reason));
+            }
+            Ok(_) => {}
         }
         let load = Load { key, route, bytes };
         let us = match key.collective.reduces() {

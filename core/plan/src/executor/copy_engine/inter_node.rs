@@ -77,7 +77,7 @@ impl InterNodeEnds {
     }
 }
 
-/// How many of a launch's tiles pass through a slot, if `tiles` of them go between two ranks.
+/// The number of a launch's tiles that pass through a slot, if `tiles` of them go between two ranks.
 pub fn passes(tiles: u64, slot: u32) -> u64 {
     let depth = u64::from(DEPTH);
     (tiles + depth - 1 - u64::from(slot)) / depth

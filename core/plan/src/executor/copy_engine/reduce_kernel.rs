@@ -115,7 +115,7 @@ fn memory_adds(dtype: DataType) -> Option<u8> {
     })
 }
 
-/// Why copy engines cannot move what a reduction needs, if so.
+/// The reason why copy engines cannot move what a reduction needs, if so.
 pub(super) fn refused(call: &Call, key: &ProgramKey, topology: &Topology) -> Option<String> {
     if topology.hosts() > 1 {
         return Some("between hosts kernels move what they reduce".into());
@@ -143,7 +143,7 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, topology: &Topology) -> Opt
         .then(|| "ranks multiply by factors of their own before data move: copy engines cannot".into())
 }
 
-/// Whether blocks of a device have as much shared memory as the kernels take.
+/// True if blocks of a device have as much shared memory as the kernels take.
 pub fn has_room(device: DeviceKind) -> bool {
     matches!(device, DeviceKind::Cuda { sm } if (FIRST_SM..SMALL_SM).contains(&sm))
 }
@@ -156,7 +156,7 @@ pub(super) fn tile(part: u64, room: u64) -> u64 {
     part.div_ceil(tiles).next_multiple_of(LEAST_SLOT).clamp(LEAST_SLOT, room.max(LEAST_SLOT))
 }
 
-/// Whether there is a kernel for an operation on a type: all that users have, but factors of their own.
+/// True if there is a kernel for an operation on a type: all that users have, but factors of their own.
 pub const fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
     match op {
         // It lets memory add, whatever the type is.

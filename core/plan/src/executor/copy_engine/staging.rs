@@ -107,7 +107,8 @@ pub(super) struct At {
     pub(super) slot: u32,
 }
 
-/// What a rank knows of everybody's staging: addresses by rank as its device sees them; 0 on other hosts.
+/// The staging of all ranks as one rank knows it: addresses by rank as its device sees them; 0 on other
+/// hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bases {
     /// This rank.

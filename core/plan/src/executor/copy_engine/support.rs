@@ -10,13 +10,13 @@ use crate::topology::Topology;
 /// Two for a launch, and others go on beside it.
 const LEAST_QUEUES: u32 = 4;
 
-/// Whether ranks have staging: `NCCL_PASS_SM` or a rule asks for it, and copy engines can do something.
+/// True if ranks have staging: `NCCL_PASS_SM` or a rule asks for it, and copy engines can do something.
 pub fn has_staging(topology: &Topology, config: &PlanConfig) -> bool {
     let wanted = config.routes.iter().any(|some| some.is_none_or(|some| some.contains(Route::COPY_ENGINE)));
     wanted && refused_topology(topology, config).is_none()
 }
 
-/// Why copy engines can do nothing for a communicator, if so.
+/// The reason why copy engines can do nothing for a communicator, if so.
 pub fn refused_topology(topology: &Topology, config: &PlanConfig) -> Option<String> {
     match topology.link {
         _ if config.pass_sm == 0 && !config.copy_engines => {
@@ -35,7 +35,7 @@ pub fn refused_topology(topology: &Topology, config: &PlanConfig) -> Option<Stri
     }
 }
 
-/// Why copy engines cannot do the moves of a program, if so.
+/// The reason why copy engines cannot do the moves of a program, if so.
 pub fn refused(call: &Call, key: &ProgramKey, topology: &Topology, config: &PlanConfig) -> Option<String> {
     if let Some(reason) = refused_topology(topology, config) {
         return Some(reason);
@@ -46,7 +46,7 @@ pub fn refused(call: &Call, key: &ProgramKey, topology: &Topology, config: &Plan
     (!is_known(key.collective, key.algorithm)).then(|| "its channels wait for each other".into())
 }
 
-/// Whether copy engines can move the data of a family's program for a collective.
+/// True if copy engines can move the data of a family's program for a collective.
 pub fn is_known(collective: Collective, algorithm: Algorithm) -> bool {
     algo::generator(collective, algorithm).is_some_and(|generator| generator.by_copies)
 }

@@ -95,7 +95,7 @@ pub fn area(topology: &Topology, config: &PlanConfig) -> Option<Area> {
     Some(if is_allowed(config, &tile_routes()) { area } else { area.without_tiles() })
 }
 
-/// Why the ranks of a topology have no areas, if so.
+/// The reason why the ranks of a topology have no areas, if so.
 pub(super) fn refused_topology(topology: &Topology) -> Option<String> {
     match (topology.device, topology.link) {
         (DeviceKind::Host, _) => Some("fused kernels are for GPUs".into()),

@@ -61,7 +61,7 @@ impl Gathering {
     }
 }
 
-/// Whether a call needs its blocks only once, and its words are the protocol of batches.
+/// True if a call needs its blocks only once, and its words are the protocol of batches.
 fn is_small(plan: &FusedPlan) -> bool {
     plan.kernel.route == Route::FUSED_LL
         && plan.args.most > 0

@@ -1,4 +1,4 @@
-//! How many blocks and threads a fused kernel gets, and what a warp moves at a time.
+//! The number of blocks and threads of a fused kernel, and the bytes that a warp moves at a time.
 
 use hawser_kernels_abi::fused::THREADS;
 use hawser_types::{Algorithm, Collective, Route};
@@ -8,7 +8,7 @@ use crate::executor::launch::PACK_BYTES;
 
 /// Bytes of data in a row of lines.
 const ROW_DATA: u64 = 480;
-/// What it costs, in rows, that a warp needs its slots again: it waits for its peers. Measured.
+/// The cost, in rows, of a warp that needs its slots again: it waits for its peers. Measured.
 const NEW_SLOT_ROWS: u64 = 5;
 /// Most blocks of a launch.
 pub fn most_blocks(route: Route) -> u32 {
@@ -46,8 +46,8 @@ pub fn grid(route: Route, ranks: u32, most: u64, max_ctas: u32) -> (u32, u32, u3
     }
 }
 
-/// How often a block or warp begins anew (a warp of lines: with the next row), since the grid does not hold
-/// everything at once.
+/// The number of times that a block or warp begins anew (a warp of lines: with the next row), since the grid
+/// does not hold everything at once.
 pub fn rounds(route: Route, most: u64, blocks: u32, threads: u32, tile: u32) -> u64 {
     let warps = u64::from(blocks * threads / 32).max(1);
     match route {

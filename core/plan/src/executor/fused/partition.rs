@@ -24,7 +24,7 @@ pub(super) struct Parts {
     all_p: u8,
 }
 
-/// Where parts lie, in few numbers: offsets and lengths follow from them
+/// The places of parts, in few numbers: offsets and lengths follow from them
 /// (`kernels/cuda/exchange_bundle.cuh`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Shape {

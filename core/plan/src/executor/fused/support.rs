@@ -14,8 +14,8 @@ pub fn is_known(collective: Collective, algorithm: Algorithm) -> bool {
     algo::generator(collective, algorithm).is_some_and(|generator| generator.exchanges > 0)
 }
 
-/// Whether there are fused kernels for an operation on a type: those that training and inference call all
-/// the time. Each takes seconds to compile and kilobytes of the library.
+/// True if there are fused kernels for an operation on a type: those that training and inference call all the
+/// time. Each takes seconds to compile and kilobytes of the library.
 pub fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
     use DataType::{
         Bfloat16, Float8e4m3, Float8e5m2, Float16, Float32, Float64, Int32, Int64, Uint32, Uint64,
@@ -32,7 +32,22 @@ pub fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
     }
 }
 
-/// Why a call has no fused kernel of `route` by the program `key` in this topology, if so.
+/// The reason why data of a call go through staging: what is against zero_copy by every algorithm, or that
+/// another way was preferred.
+pub fn why_staged(call: &Call, topology: &Topology) -> String {
+    let algorithms = [Algorithm::Direct, Algorithm::AllPairs];
+    let mut reason = None;
+    for algorithm in algorithms.into_iter().filter(|one| is_known(call.collective, *one)) {
+        let key = ProgramKey::new(call.collective, algorithm, topology.size(), call.root);
+        match refused(call, &key, Route::ZERO_COPY, topology) {
+            None => return "another way costs less, or was asked for".to_owned(),
+            Some(why) => reason = Some(why),
+        }
+    }
+    reason.unwrap_or_else(|| "no fused kernel runs it".to_owned())
+}
+
+/// The reason why a call has no fused kernel of `route` by the program `key` in this topology, if so.
 pub fn refused(call: &Call, key: &ProgramKey, route: Route, topology: &Topology) -> Option<String> {
     if let Some(reason) = refused_topology(topology) {
         return Some(reason);

@@ -1,5 +1,5 @@
-//! The strategy zero_copy: exchanges between the buffers of one process, without staging
-//! (`kernels/cuda/exchange_direct.cuh`).
+//! The strategy zero_copy: exchanges between buffers that all ranks reach, without staging
+//! (`kernels/cuda/exchange_direct.cuh`): those of one process, and those in symmetric windows.
 //!
 //! The ranks' kernels tell each other addresses, then data go straight between the buffers: what is combined
 //! is read from all ranks, everything else is written where it belongs or, where one rank has it all or gets
@@ -18,15 +18,20 @@ use crate::topology::Topology;
 
 /// Parts below this do not pay for telling addresses.
 const LEAST_PART: u64 = 64 << 10;
-/// Whether ranks should try to reach each other's memory at bring-up: they share a process and some call may
+
+/// True if ranks should try to reach each other's memory at bring-up: they share a process and some call may
 /// use it.
 pub fn is_wanted(topology: &Topology, config: &PlanConfig, processes: &[u64]) -> bool {
-    let together = processes.windows(2).all(|pair| pair[0] == pair[1]);
-    let allowed = config.routes.iter().any(|some| some.is_none_or(|some| some.contains(Route::ZERO_COPY)));
-    together && allowed && topology.link == Link::NvLink && refused_topology(topology).is_none()
+    processes.windows(2).all(|pair| pair[0] == pair[1]) && is_possible(topology, config)
 }
 
-/// Why a call of which fused kernels are capable cannot be done so, if so.
+/// True if some call may use it where ranks reach each other's memory.
+pub fn is_possible(topology: &Topology, config: &PlanConfig) -> bool {
+    let allowed = config.routes.iter().any(|some| some.is_none_or(|some| some.contains(Route::ZERO_COPY)));
+    allowed && topology.link == Link::NvLink && refused_topology(topology).is_none()
+}
+
+/// The reason why a call of which fused kernels are capable cannot be done so, if so.
 pub(super) fn refused(call: &Call, key: &ProgramKey, topology: &Topology) -> Option<String> {
     let bytes = call.block_bytes();
     let most = longest_part(call.collective, key.algorithm, bytes, topology.size());
@@ -34,7 +39,11 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, topology: &Topology) -> Opt
         return Some("zero_copy reads other GPUs' memory: NVLink only".into());
     }
     if !topology.direct {
-        return Some("zero_copy is for GPUs of one process that reach each other's memory".into());
+        return Some(
+            "zero_copy is for GPUs of one process that reach each other's memory, and for buffers in windows \
+             of all ranks (ncclCommWindowRegister with NCCL_WIN_COLL_SYMMETRIC)"
+                .into(),
+        );
     }
     if call.collective.reduces() && call.op == ReduceOp::PreMulSum {
         return Some("every rank has a factor of its own, and zero_copy reads other ranks' data".into());

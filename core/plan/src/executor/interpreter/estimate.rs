@@ -87,7 +87,7 @@ impl PlanExecutor for Interpreter {
     }
 }
 
-/// Why a protocol has no slots to move data through, if so.
+/// The reason why a protocol has no slots to move data through, if so.
 pub fn refused_slots(query: &Query<'_>) -> Option<String> {
     let is_away = query.config.slot_bytes[query.route.slots()] < 128;
     is_away.then(|| "its FIFO slots are configured away".to_string())

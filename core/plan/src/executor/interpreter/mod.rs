@@ -204,7 +204,8 @@ pub(crate) struct Packing {
 
 /// Decides how many channels share a block when lanes, blocks or `NCCL_MAX_CTAS` are fewer than the
 /// program's channels. Channels that follow one another on every rank in the same order, on the
-/// same FIFOs, are programs run one after the other: what was free of deadlock stays so.
+/// same FIFOs, are programs run one after the other: what was free of deadlock stays so. Blocks whose
+/// channels have no peer in common share lanes where there are too few: their FIFOs are others all the same.
 pub(crate) fn packing(key: &ProgramKey, channels: u32, config: &PlanConfig) -> Result<Packing> {
     let channels = channels.max(1);
     if let Algorithm::Imported(program) = key.algorithm
@@ -217,14 +218,22 @@ pub(crate) fn packing(key: &ProgramKey, channels: u32, config: &PlanConfig) -> R
     let most = (MAX_CHANNEL_STEPS / algo::most_channel_steps(key)).max(1);
     let channels_per_block = channels.div_ceil(wanted).min(most);
     let blocks = channels.div_ceil(channels_per_block);
-    if blocks > available {
+    let lanes = if algo::shares_lanes(key) { blocks.min(available) } else { blocks };
+    if lanes > available {
         return Err(PlanError::usage(format!(
-            "the program's {channels} channels need {blocks} FIFO lanes, there are {}: \
+            "the program's {channels} channels need {lanes} FIFO lanes, there are {}: \
              raise the number of lanes or choose another algorithm",
             config.lanes
         )));
     }
-    Ok(Packing { channels_per_block, blocks, lanes: blocks, most_instances: available / blocks })
+    if blocks > MAX_BLOCKS as u32 {
+        return Err(PlanError::usage(format!(
+            "the program's {channels} channels need {blocks} blocks, a launch has {MAX_BLOCKS}: choose \
+             another algorithm"
+        )));
+    }
+    let most_instances = (available / lanes).min(MAX_BLOCKS as u32 / blocks);
+    Ok(Packing { channels_per_block, blocks, lanes, most_instances })
 }
 
 /// The user's programs say which channels share lanes; every channel is a block.
@@ -252,7 +261,7 @@ fn blocks(args: &mut Args, lowered: &Lowered, instances: u32, packing: &Packing)
             // Channels that share a block use its lane one after the other, as if they were one channel.
             let own =
                 if packing.channels_per_block == 1 { u32::from(lowered.lanes[index]) } else { index as u32 };
-            let lane = (own + instance * packing.lanes) as u8;
+            let lane = (own % packing.lanes + instance * packing.lanes) as u8;
             args.blocks[n] =
                 Block { first_step, n_steps, lane, instance: instance as u16, work: 0, channel: index as u8 };
             n += 1;

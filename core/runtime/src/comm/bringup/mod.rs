@@ -13,20 +13,24 @@ use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::Device;
 use hawser_plan::Topology;
 use hawser_plan::executor::copy_engine::{Bases, inter_node};
+use hawser_plan::executor::fused::zero_copy;
 use hawser_plan::layout::HeapLayout;
 
 use self::negotiate::{Decided, decide};
 use super::config::Config;
 use super::{hangs, lost_waits};
 use crate::bootstrap::{self, Bootstrap, UniqueId};
+use crate::classes;
 use crate::comm_state::sm_free::{self, SmFree};
 use crate::comm_state::{Choices, CommState, warm_up};
 use crate::executor::copy_engine::{Dma, Rendezvous};
+use crate::lsa::{self, Lsa};
 use crate::profiling::Profiling;
 use crate::progress::journal::{self, Journal};
-use crate::rma::Rma;
+use crate::rma::{Rma, Sums};
 use crate::rules_update::{Epoch, Participant, Place, ServedParticipant, Staged};
 use crate::stream_order::Order;
+use crate::transport::control::Control;
 use crate::transport::net::{Net, Rail, Setup};
 use crate::transport::{PeerMemory, Peers};
 use crate::tuning::OpTimings;
@@ -98,6 +102,7 @@ struct Own<'a> {
     /// Starts the clock of a named step.
     step: &'a dyn Fn(&str) -> Wait,
 }
+
 /// The ways to the other ranks.
 struct Paths {
     layout: HeapLayout,
@@ -154,43 +159,29 @@ impl Own<'_> {
             let wait = (self.step)("direct copies");
             let rendezvous = Rendezvous::connect(device, bootstrap, &peers, self.abort, &wait)?;
             let stage = net.as_ref().and_then(Net::stage).cloned();
-            let is_host = device.kernels().is_none();
-            Dma::new(bases.clone(), (rendezvous, stage), &self.device, &peer_memory.control, is_host)
+            let ends = (rendezvous, stage);
+            Dma::new(bases.clone(), ends, &self.device, &peer_memory.control, self.is_host())
         };
         let dma = peer_memory.staging().map(copies).transpose()?;
         Ok(Paths { layout, peer_memory, net, dma })
     }
 
     /// The communicator of what was decided and connected.
-    fn assemble(self, decided: Decided, paths: Paths, profiling: Profiling) -> Result<CommState> {
+    fn assemble(self, mut decided: Decided, paths: Paths, profiling: Profiling) -> Result<CommState> {
         let (settings, config) = (env::settings(), self.config);
-        let Decided { bootstrap, topology, plan_config, processes, comm_id, tuners, known, .. } = decided;
-        let Paths { layout, peer_memory, net, dma } = paths;
         let name = config.name.clone().unwrap_or_else(|| "world".into());
-        let (epoch, tuners) = (Arc::<Epoch<Staged>>::default(), Arc::new(tuners));
-        let times = OpTimings::new(&self.device, tuners.wants().times);
-        let place = Place {
-            comm_id,
-            name: name.clone(),
-            bootstrap: bootstrap.clone(),
-            control: peer_memory.control.clone(),
-            tuners: tuners.clone(),
-            config: tuner_config(comm_id, &topology, &plan_config, config.name.as_deref()),
-            epoch: epoch.clone(),
-            times: times.clone(),
-            limit: settings.rules_timeout,
-        };
-        let serve = || ServedParticipant::new(Participant::new(place, known));
-        let participant = (topology.size() > 1).then(serve).transpose()?;
+        let control = &paths.peer_memory.control;
+        let times = OpTimings::new(&self.device, decided.tuners.wants().times);
+        let epoch = Arc::<Epoch<Staged>>::default();
+        let participant = self.participant(&mut decided, &name, control, (&epoch, &times))?;
+        let journal = self.journal(&decided, &name);
+        let rma = self.one_sided(&decided, control)?;
+        let is_load_store = self.is_load_store(&decided);
+        let (lsa, with_windows) = self.windows(&decided, &paths.peer_memory);
+        let Decided { bootstrap, topology, plan_config, comm_id, tuners, .. } = decided;
+        let Paths { layout, peer_memory, net, dma } = paths;
         let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
-        let is_one_process = topology.hosts() == 1 && processes.windows(2).all(|pair| pair[0] == pair[1]);
-        let is_host = self.device.kernels().is_none();
-        let journal = self.journal(&bootstrap, topology.size(), (comm_id, &name), is_host);
-        let near = is_near(&topology, &processes, self.rank as usize);
-        let memory = (&self.device, &peer_memory.control);
-        let rma = Rma::open(&bootstrap, comm_id, near, config.rma, memory)?;
         Ok(CommState {
-            is_load_store: is_one_process && (is_host || topology.direct),
             rank: self.rank,
             topology,
             plan_config,
@@ -214,29 +205,92 @@ impl Own<'_> {
             scratch: Default::default(),
             next_batch: Default::default(),
             broken: Default::default(),
+            class: classes::Setting::new(settings.class.or(config.class)),
             dma,
             sm_free: SmFree::new(settings.sm_free_verbose),
             windows: Default::default(),
             rma,
+            lsa,
+            with_windows,
             stream_ops: Default::default(),
+            is_load_store,
             times,
             suspended: Default::default(),
             remains: Default::default(),
         })
     }
 
-    /// The journal of this rank, which other processes read.
-    fn journal(
+    /// This rank's part in changes of rules; None where it is alone.
+    fn participant(
         &self,
-        bootstrap: &Bootstrap,
-        ranks: u32,
-        (comm_id, name): (u64, &str),
-        is_host: bool,
-    ) -> Journal {
-        let roster = bootstrap.roster();
+        decided: &mut Decided,
+        name: &str,
+        control: &Arc<Control>,
+        (epoch, times): (&Arc<Epoch<Staged>>, &Arc<OpTimings>),
+    ) -> Result<Option<ServedParticipant>> {
+        let known = decided.known.take();
+        let Decided { bootstrap, topology, plan_config, comm_id, tuners, .. } = &*decided;
+        let place = Place {
+            comm_id: *comm_id,
+            name: name.to_owned(),
+            bootstrap: bootstrap.clone(),
+            control: control.clone(),
+            tuners: tuners.clone(),
+            config: tuner_config(*comm_id, topology, plan_config, self.config.name.as_deref()),
+            epoch: epoch.clone(),
+            times: times.clone(),
+            limit: env::settings().rules_timeout,
+        };
+        let known = known.filter(|_| topology.size() > 1);
+        known.map(|known| ServedParticipant::new(Participant::new(place, known))).transpose()
+    }
+
+    /// The journal of this rank, which other processes read.
+    fn journal(&self, decided: &Decided, name: &str) -> Journal {
+        let (roster, ranks) = (decided.bootstrap.roster(), decided.topology.size());
         let world = roster.members().get(self.rank as usize).map_or(self.rank, |own| own.world);
         let place = journal::Place { rank: self.rank, ranks, world };
-        Journal::new(comm_id, name, place, is_host)
+        Journal::new(decided.comm_id, name, place, self.is_host())
+    }
+
+    /// The part for one-sided operations, which other ranks may ask from now on.
+    fn one_sided(&self, decided: &Decided, control: &Arc<Control>) -> Result<Rma> {
+        let Decided { bootstrap, topology, plan_config, processes, comm_id, .. } = decided;
+        let near = is_near(topology, processes, self.rank as usize);
+        let sums = if plan_config.slot_lead > 0 { Sums::Yes } else { Sums::No };
+        Rma::open(bootstrap, *comm_id, near, (self.config.rma, sums), (&self.device, control))
+    }
+
+    /// True if each rank loads and stores the buffers of all others: they are in one process, whose devices
+    /// reach each other's ordinary memory.
+    fn is_load_store(&self, decided: &Decided) -> bool {
+        let Decided { topology, processes, .. } = decided;
+        let is_one_process = topology.hosts() == 1 && processes.windows(2).all(|pair| pair[0] == pair[1]);
+        is_one_process && (self.is_host() || topology.direct)
+    }
+
+    /// The windows for kernels of the user; and the topology of calls once there are windows that kernels of
+    /// all ranks reach, if that makes a difference.
+    fn windows(&self, decided: &Decided, peer_memory: &PeerMemory) -> (Lsa, Option<Topology>) {
+        let Decided { bootstrap, topology, plan_config, processes, .. } = decided;
+        let hosts: Vec<u32> = topology.ranks.iter().map(|rank| rank.host).collect();
+        let missing = lsa::missing(&*self.device, peer_memory);
+        let team = match missing {
+            None => lsa::team(self.rank, &hosts, processes),
+            Some(_) => lsa::alone(self.rank),
+        };
+        let is_lent = missing.is_none()
+            && team.ranks() == topology.size()
+            && !topology.direct
+            && env::settings().direct
+            && zero_copy::is_possible(topology, plan_config);
+        let with_windows = is_lent.then(|| Topology { direct: true, ..topology.clone() });
+        (Lsa::new(team, (&self.device, bootstrap), missing, is_lent), with_windows)
+    }
+
+    /// True if the device is the host's CPU.
+    fn is_host(&self) -> bool {
+        self.device.kernels().is_none()
     }
 }
 

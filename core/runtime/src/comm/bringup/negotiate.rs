@@ -1,6 +1,6 @@
-//! What all ranks of a communicator decide together at bring-up: who is where, which net joins the hosts,
-//! what the tuners are, and the planner's settings. Every decision follows from records that all ranks
-//! exchange, so all decide alike.
+//! The decisions that all ranks of a communicator make together at bring-up: who is where, which net joins
+//! the hosts, what the tuners are, and the planner's settings. Every decision follows from records that all
+//! ranks exchange, so all decide alike.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use hawser_plan::executor::fused;
 use hawser_plan::executor::fused::zero_copy;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::topology::DeviceKind;
-use hawser_plan::{PlanConfig, Routes, Topology};
+use hawser_plan::{PlanConfig, Routes, Topology, reproducible};
 use hawser_plugin::net::NetConfig;
 
 use super::peer_info::{self, Agreement, PeerInfo, agree};
@@ -57,9 +57,9 @@ pub struct Decided {
     /// Names the communicator, equal on all ranks.
     pub comm_id: u64,
     /// Tuner plugins, the same on all ranks.
-    pub tuners: Tuners,
-    /// The versions of the watched files that the tuners have read.
-    pub known: Known,
+    pub tuners: Arc<Tuners>,
+    /// The versions of the watched files that the tuners have read, until somebody takes them.
+    pub known: Option<Known>,
     /// The net that joins the hosts, if there are several.
     pub chosen: Option<ChosenNet>,
 }
@@ -94,6 +94,7 @@ pub fn decide(
     fit(&mut plan_config, topology.size(), topology.places().1, programs.lanes());
     plan_config.late_parts &= heap == HeapKind::Device;
     fit_room(&mut plan_config, &topology, room, programs.lanes())?;
+    let (tuners, known) = (Arc::new(tuners), Some(known));
     Ok(Decided { bootstrap, topology, plan_config, processes, heap, comm_id, tuners, known, chosen })
 }
 
@@ -195,7 +196,12 @@ pub fn outlook(ordinals: &[u32]) -> Result<(Topology, PlanConfig)> {
 pub fn knobs_of(topology: &mut Topology, measured: bool) -> Result<PlanConfig> {
     let settings = env::settings();
     let mut plan_config = plan_config(topology.device, settings, &Config::default())?;
-    let here = hawser_device::open(0).ok().filter(|device| device.caps().kind == topology.device);
+    let here = hawser_device::open(0)
+        .inspect_err(|error| {
+            log::info(Subsys::Tuning, || format!("the devices of this machine are left aside: {error}"));
+        })
+        .ok()
+        .filter(|device| device.caps().kind == topology.device);
     if topology.hosts() > 1 {
         knobs_for_network(&mut plan_config, topology, settings.wire);
     }
@@ -246,7 +252,7 @@ fn net_of_here(device: &dyn Device, topology: &mut Topology, plan_config: &mut P
     let net_config = NetConfig::new(1, log::for_plugins());
     match ChosenNet::open(&net_config, None, device, with_collnet, settings.wire) {
         Ok(chosen) => {
-            let agreed = net::agree(&[record::encode(&chosen.record())])?;
+            let agreed = net::agree(&[record::encode(&chosen.record())], |_| 0)?;
             take_net(&agreed, &chosen.name, (topology, plan_config))
         }
         Err(error) => {
@@ -271,13 +277,14 @@ fn finish(plan_config: &mut PlanConfig, topology: &Topology, settings: &Settings
     Ok(programs.lanes())
 }
 
-/// Whether this rank's device and those of all ranks, in this process, use each other's memory from now on.
+/// True if this rank's device and those of all ranks, in this process, use each other's memory from now on.
 fn reaches_all(device: &dyn Device, topology: &Topology) -> Result<bool> {
     let ids: Vec<&str> = topology.ranks.iter().map(|rank| rank.device.as_str()).collect();
     device.kernels().map_or(Ok(false), |kernels| kernels.reach_all(&ids))
 }
 
-/// Where `hawser measure` leaves its constants for so many ranks of a host on a device of this name.
+/// The file in which `hawser measure` leaves its constants for so many ranks of a host on a device of this
+/// name.
 pub fn cache_file(device: &str, ranks: u32) -> Option<PathBuf> {
     link_constants::cache_file(env::settings(), device, ranks)
 }
@@ -300,7 +307,8 @@ fn choose_net(
     let own = chosen.as_ref().map_or_else(NetRecord::none, ChosenNet::record);
     let records = bootstrap.all_gather(&record::encode(&own), wait)?;
     let mut chosen = chosen?;
-    let agreed = net::agree(&records)?;
+    let host_of = |rank: u32| topology.ranks.get(rank as usize).map_or(0, |info| info.host);
+    let agreed = net::agree(&records, host_of)?;
     if agreed.collnet == 0 {
         chosen.without_collnet();
     }
@@ -315,7 +323,8 @@ fn take_net(
     name: &str,
     (topology, plan_config): (&mut Topology, &mut PlanConfig),
 ) -> Result<()> {
-    (topology.net_mbps, topology.collnet) = (agreed.mbps, agreed.collnet);
+    (topology.net_mbps, topology.rank_mbps) = (agreed.host_mbps, agreed.rank_mbps);
+    topology.collnet = agreed.collnet;
     let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX);
     let most = most.saturating_sub(plan_config.slot_lead) & !511;
     if most < 512 {
@@ -356,6 +365,7 @@ fn plan_config(device: DeviceKind, settings: &Settings, config: &Config) -> Resu
     }
     plan_config.reducing_ctas = settings.reducing_ctas.unwrap_or(plan_config.reducing_ctas);
     plan_config.fuse = settings.fuse;
+    plan_config.reproducible = settings.reproducible.unwrap_or(config.reproducible).min(reproducible::MOST);
     plan_config.late_parts = settings.runtime_connect;
     let most = MAX_BLOCKS as u32;
     plan_config.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, most);

@@ -1,4 +1,4 @@
-//! What every rank tells all others at bring-up, and the agreement checks on it.
+//! The record that every rank sends to all others at bring-up, and the agreement checks on it.
 
 use std::sync::OnceLock;
 
@@ -14,7 +14,7 @@ use hawser_device::{Device, HeapKind};
 use crate::record;
 
 /// Changes whenever ranks of two builds could not work together.
-const PROTOCOL: u32 = 12;
+const PROTOCOL: u32 = 13;
 
 /// The record in which a rank describes itself and its device to all others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -100,7 +100,7 @@ impl PeerInfo {
     }
 }
 
-/// What follows from the records of all ranks: the planner's topology, the process of every rank, and where
+/// The consequences of the records of all ranks: the planner's topology, the process of every rank, and where
 /// heaps lie.
 pub struct Agreement {
     /// The topology.
@@ -120,8 +120,8 @@ pub fn agree(peer_infos: &[PeerInfo], multi_rank_gpu: bool) -> Result<Agreement>
         if peer_info.plan_config != first.plan_config {
             let text = format!(
                 "rank {rank} has other settings than rank 0: NCCL_ALGO, NCCL_PROTO, NCCL_BUFFSIZE, \
-                 NCCL_PASS_SM, NCCL_PSM_BUFFER_SIZE, the CTA limits and policy, HAWSER_FUSE and \
-                 HAWSER_SM_FREE_CTAS must be equal on all ranks"
+                 NCCL_PASS_SM, NCCL_PSM_BUFFER_SIZE, the CTA limits and policy, HAWSER_FUSE, \
+                 HAWSER_REPRODUCIBLE and HAWSER_SM_FREE_CTAS must be equal on all ranks"
             );
             return Err(Error::invalid_usage(text));
         }
@@ -213,8 +213,9 @@ fn links(peer_infos: &[PeerInfo]) -> (DeviceKind, Link, Option<HeapKind>) {
     let reaches = |a: &PeerInfo, b: &PeerInfo| a.device == b.device || a.peers.contains(&b.device);
     let all_reach = hosts.values().all(|near| near.iter().all(|a| near.iter().all(|b| reaches(a, b))));
     if all_reach && peer_infos.iter().all(|c| c.p2p) {
-        let alone = hosts.values().all(|near| near.len() == 1);
-        let nvlink = alone || peer_infos.iter().all(|c| c.nvlink);
+        // Ranks that share a GPU meet in its memory, which is faster than any link.
+        let on_one_gpu = hosts.values().all(|near| near.iter().all(|a| a.device == near[0].device));
+        let nvlink = on_one_gpu || peer_infos.iter().all(|c| c.nvlink);
         return (device, if nvlink { Link::NvLink } else { Link::Pcie }, Some(HeapKind::Device));
     }
     (device, Link::HostMemory, shm.then_some(HeapKind::Host))
@@ -357,6 +358,12 @@ mod tests {
     fn links_fall_back_from_nvlink_to_host_memory() {
         let near = [peer_info("a", &["b"]), peer_info("b", &["a"])];
         assert_eq!(agree(&near, false).unwrap().topology.link, Link::NvLink);
+        let mut shared = [peer_info("a", &[]), peer_info("a", &[])];
+        shared.iter_mut().for_each(|rank| rank.nvlink = false);
+        assert_eq!(agree(&shared, true).unwrap().topology.link, Link::NvLink, "they share a GPU");
+        shared[1] = PeerInfo { nvlink: false, ..peer_info("b", &["a"]) };
+        shared[0].peers = vec!["b".into()];
+        assert_eq!(agree(&shared, true).unwrap().topology.link, Link::Pcie);
         let mut far = [peer_info("a", &[]), peer_info("b", &["a"])];
         assert_eq!(agree(&far, false).unwrap().heap, HeapKind::Host);
         far[0].shm = false;

@@ -9,6 +9,7 @@ use hawser_plan::executor::copy_engine::{ReduceKernel, What};
 use hawser_device::host::reduce::{Operand, Rule, reduce};
 
 use super::events::{CopyEvents, batch_of, is_copy};
+use crate::classes;
 
 /// A launch on its way.
 pub struct Copies {
@@ -43,27 +44,39 @@ impl Copies {
         self.streams.iter().all(VecDeque::is_empty)
     }
 
-    /// Runs every stream until it has to wait; says whether anything moved.
+    /// Runs every stream until it has to wait; says whether anything moved. One that gives way comes back
+    /// after a command, or a piece of a long copy, if more urgent work moves.
     ///
     /// # Safety
     /// The addresses are those of a communicator's live staging and of user buffers of the promised lengths.
-    pub unsafe fn poll(&mut self) -> bool {
+    pub unsafe fn poll(&mut self, gives_way: bool) -> bool {
         let mut moved = false;
         for stream in &mut self.streams {
-            while let Some(what) = stream.front() {
+            while let Some(what) = stream.front_mut() {
                 let is_copy = is_copy(what);
                 if let Some(watched) = self.watched.as_mut().filter(|_| is_copy) {
                     watched.before_copy();
                 }
+                let piece = if gives_way { first_piece(what) } else { None };
                 // SAFETY: passed on to the caller.
-                if !unsafe { run(what) } {
+                if !unsafe { run(piece.as_ref().unwrap_or(what)) } {
                     break;
+                }
+                moved = true;
+                let has_to_yield = gives_way && classes::is_urgent();
+                if piece.is_some() {
+                    if has_to_yield {
+                        return true;
+                    }
+                    continue;
                 }
                 if let Some(watched) = self.watched.as_mut().filter(|_| is_copy) {
                     watched.after_copy();
                 }
                 stream.pop_front();
-                moved = true;
+                if has_to_yield {
+                    return true;
+                }
             }
         }
         moved
@@ -93,6 +106,21 @@ impl Watched {
             self.events.complete();
         }
     }
+}
+
+/// The bytes of a piece of a copy that gives way.
+const PIECE: u64 = 256 << 10;
+
+/// Takes the first piece off a long copy, whose rest it leaves; None for all else, and where the two ranges
+/// overlap.
+fn first_piece(what: &mut What) -> Option<What> {
+    let What::Copy { dst, src, bytes } = what else { return None };
+    if *bytes <= PIECE || dst.abs_diff(*src) < *bytes {
+        return None;
+    }
+    let piece = What::Copy { dst: *dst, src: *src, bytes: PIECE };
+    (*dst, *src, *bytes) = (*dst + PIECE, *src + PIECE, *bytes - PIECE);
+    Some(piece)
 }
 
 /// Runs one command; false if it has to wait.

@@ -256,8 +256,8 @@ struct Arrival<'a> {
 }
 
 impl Arrival<'_> {
-    /// How long peers may take to say where they receive: a fraction of what the sends take. Small ones do
-    /// not wait.
+    /// The time that peers may take to say where they receive: a fraction of what the sends take. Small ones
+    /// do not wait.
     fn patience(&self) -> Duration {
         /// Bytes that a link moves in a nanosecond, times four.
         const BYTES_PER_NS: u64 = 4 * 350;

@@ -1,4 +1,4 @@
-//! Where both ends of a direct transfer meet: rings in memory of the host that both processes map.
+//! The meeting of both ends of a direct transfer: rings in memory of the host that both processes map.
 //!
 //! Neither end knows the other's buffer when it is called. Each direction between two ranks has a ring; its
 //! n-th slot is for their n-th transfer, whichever end comes first (`ring.rs`). The first end leaves its

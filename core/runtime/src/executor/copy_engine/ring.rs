@@ -39,7 +39,7 @@ struct Padded(AtomicU64);
 unsafe impl<D: Copy + Send> Sync for Ring<D> {}
 
 impl<D: Copy> Ring<D> {
-    /// Whether side `side` may come to its next transfer: it is not a whole ring ahead of the other.
+    /// True if side `side` may come to its next transfer: it is not a whole ring ahead of the other.
     pub fn has_room(&self, side: usize) -> bool {
         let number = self.counts[side].0.load(Ordering::Relaxed);
         number - self.counts[1 - side].0.load(Ordering::Acquire).min(number) < RING

@@ -25,11 +25,12 @@ use crate::transport::net::Stage;
 
 /// Time between two looks.
 const PERIOD: Duration = Duration::from_millis(2);
-/// How long releases wait for a queue of the GPU before they are made through a context of their own.
+/// The time for which releases wait for a queue of the GPU before they are made through a context of their
+/// own.
 const STUCK: Duration = Duration::from_millis(30);
-/// How long a communicator that has gone waits for the last releases.
+/// The time for which a communicator that has gone waits for the last releases.
 const LAST: Duration = Duration::from_secs(2);
-/// How long a communicator that goes after an abort waits for replayed graphs, which mark nothing.
+/// The time for which a communicator that goes after an abort waits for replayed graphs, which mark nothing.
 const GRAPHS: Duration = Duration::from_millis(100);
 
 /// The launches of one communicator.

@@ -17,10 +17,10 @@ use hawser_kernels_abi::{
     ACC_DST, Args, Block, Conn, DevComm, DeviceOp, HAS_DST, HAS_SRC, KernelKey, NO_DEP, POST, PRE, Place,
     Span, Step,
 };
-use hawser_plan::DataType;
-use hawser_plan::Protocol;
+use hawser_plan::{Class, DataType, Protocol};
 
 use super::fifo::Fifo;
+use crate::classes::{self, Turns, Working};
 use crate::executor::copy_engine::host::Copies;
 use crate::op_number::{MESSAGES, operation as number_text};
 use crate::progress::journal::Journal;
@@ -40,6 +40,8 @@ pub struct HostLaunch<'a> {
     pub args: &'a Args,
     /// Name of the communicator, for errors.
     pub name: &'a str,
+    /// Best-effort launches give way to more urgent ones of this process, between two steps.
+    pub class: Class,
     /// The copies if copy engines run it instead of a kernel.
     pub copies: Option<Copies>,
     /// The knowledge of the other ranks.
@@ -61,30 +63,45 @@ pub struct HostLaunch<'a> {
 pub unsafe fn run(launches: Vec<HostLaunch<'_>>, help: impl Fn() -> bool) -> Vec<(u64, Error)> {
     let mut queues: Vec<Queue<'_>> = Vec::new();
     for launch in launches.into_iter().filter(|l| l.args.n_blocks > 0) {
-        let comm = launch.args.comm;
+        let (comm, class) = (launch.args.comm, launch.class);
         // SAFETY: passed on to the caller.
         let run = unsafe { Run::new(launch) };
         match queues.iter_mut().find(|q| q.comm == comm) {
-            Some(queue) => queue.runs.push_back(run),
-            None => queues.push(Queue { comm, runs: [run].into(), waiting_since: None, looks: 0 }),
+            // What is more urgent waits for what comes before it.
+            Some(queue) => {
+                queue.class = queue.class.max(class);
+                queue.runs.push_back(run);
+            }
+            None => queues.push(Queue::new(comm, class, run)),
         }
     }
     let mut failures = Vec::new();
     let mut backoff = Backoff::new();
+    let most_urgent = queues.iter().map(|queue| queue.class).max().unwrap_or_default();
+    let working = Working::begin(most_urgent);
     while !queues.is_empty() {
-        let mut moved = false;
-        queues.retain_mut(|queue| match queue.turn() {
-            Ok(has_moved) => {
-                moved |= has_moved;
-                !queue.runs.is_empty()
+        let (mut moved, mut are_held) = (false, true);
+        queues.retain_mut(|queue| {
+            if queue.holds_back() {
+                return true;
             }
-            Err(error) => {
-                failures.push((queue.comm, error));
-                false
+            are_held = false;
+            match queue.turn() {
+                Ok(has_moved) => {
+                    moved |= has_moved;
+                    !queue.runs.is_empty()
+                }
+                Err(error) => {
+                    failures.push((queue.comm, error));
+                    false
+                }
             }
         });
-        if moved | help() {
+        if are_held {
+            classes::rest();
+        } else if moved | help() {
             backoff.reset();
+            working.iter().for_each(Working::moved);
         } else {
             backoff.rest(LONGEST_PAUSE);
         }
@@ -96,17 +113,31 @@ pub unsafe fn run(launches: Vec<HostLaunch<'_>>, help: impl Fn() -> bool) -> Vec
 struct Queue<'a> {
     /// Address of its image.
     comm: u64,
+    /// The most urgent class of the launches.
+    class: Class,
+    turns: Turns,
     runs: VecDeque<Run<'a>>,
     /// The time since which nothing has moved, and how often the launch has been looked at meanwhile.
     waiting_since: Option<Instant>,
     looks: u32,
 }
 
-impl Queue<'_> {
+impl<'a> Queue<'a> {
+    fn new(comm: u64, class: Class, run: Run<'a>) -> Self {
+        let (turns, runs) = (Turns::default(), [run].into());
+        Self { comm, class, turns, runs, waiting_since: None, looks: 0 }
+    }
+
+    /// True if the launches give way at this look.
+    fn holds_back(&self) -> bool {
+        self.class == Class::BestEffort && self.turns.hold_back()
+    }
+
     /// Polls the first launch; says whether anything moved.
     fn turn(&mut self) -> Result<bool> {
+        let gives_way = self.class == Class::BestEffort;
         let Some(current) = self.runs.front_mut() else { return Ok(false) };
-        let moved = current.poll();
+        let moved = current.poll(gives_way);
         if moved || current.is_over() {
             (self.waiting_since, self.looks) = (None, 0);
         } else {
@@ -178,11 +209,12 @@ impl<'a> Run<'a> {
         self.blocks.iter().all(|b| b.over)
     }
 
-    /// Runs every block until it has to wait; says whether anything moved.
-    fn poll(&mut self) -> bool {
+    /// Runs every block until it has to wait; says whether anything moved. One that gives way comes back
+    /// after a step if more urgent work moves.
+    fn poll(&mut self, gives_way: bool) -> bool {
         if let Some(copies) = &mut self.copies {
             // SAFETY: the caller of `run` promised it.
-            return unsafe { copies.poll() };
+            return unsafe { copies.poll(gives_way) };
         }
         let mut moved = false;
         for i in 0..self.blocks.len() {
@@ -190,6 +222,9 @@ impl<'a> Run<'a> {
                 self.execute(i);
                 self.advance(i);
                 moved = true;
+                if gives_way && classes::is_urgent() {
+                    return true;
+                }
             }
         }
         moved
@@ -389,8 +424,8 @@ impl Run<'_> {
         }
     }
 
-    /// Why the run waits in vain, if it does: for a rank that has gone, or in an operation of all ranks one
-    /// of which is dead.
+    /// The reason why the run waits in vain, if it does: for a rank that has gone, or in an operation of all
+    /// ranks one of which is dead.
     #[cold]
     fn in_vain(&self, waiting_since: Instant) -> Option<Error> {
         let of_all = self.args.op_number & MESSAGES == 0;

@@ -84,6 +84,7 @@ mod tests {
             joining,
             neighbours: Vec::new(),
             losses: Vec::new(),
+            figures: Vec::new(),
         }
     }
 

@@ -10,6 +10,9 @@ pub const BEFORE_MS: u64 = 30_000;
 /// Losses that a sentence holds.
 const TOLD: usize = 3;
 
+/// A part of a loss of which a net has only heard: the other end is where to look (net-ib's `Why::Peer`).
+const HEARSAY: &str = "the peer says:";
+
 /// Adds to a finding what nets have lost: where what was sent did not come, that is the reason; else it may
 /// be one. `who` names a rank.
 pub fn with_losses(found: Finding, losses: &[(u32, &Loss)], who: impl Fn(u32) -> String) -> Finding {
@@ -17,8 +20,16 @@ pub fn with_losses(found: Finding, losses: &[(u32, &Loss)], who: impl Fn(u32) ->
         return found;
     }
     let mut losses = losses.to_vec();
-    // What was lost last is what counts now.
+    if losses.iter().any(|(_, loss)| !loss.text.contains(HEARSAY)) {
+        losses.retain(|(_, loss)| !loss.text.contains(HEARSAY));
+    }
+    // What was lost last is what counts now; one of each rank is told before the second of any.
     losses.sort_by_key(|(_, loss)| loss.age_ms);
+    let ranks: Vec<u32> = losses.iter().map(|(rank, _)| *rank).collect();
+    let before = |at: usize| ranks[..at].iter().filter(|rank| **rank == ranks[at]).count();
+    let mut turns: Vec<(usize, (u32, &Loss))> = (0..losses.len()).map(before).zip(losses).collect();
+    turns.sort_by_key(|(turn, _)| *turn);
+    let losses: Vec<(u32, &Loss)> = turns.into_iter().map(|(_, loss)| loss).collect();
     let one = |(rank, loss): &(u32, &Loss)| {
         format!("the net of {} says since {}: {}", who(*rank), seconds(loss.age_ms), loss.text)
     };
@@ -27,7 +38,7 @@ pub fn with_losses(found: Finding, losses: &[(u32, &Loss)], who: impl Fn(u32) ->
         text += &format!("; and {} more such losses", losses.len() - TOLD);
     }
     match found.cause {
-        Cause::Lost | Cause::MessagesCross | Cause::NotSubmitted => {
+        Cause::Lost | Cause::NetSilent | Cause::MessagesCross | Cause::NotSubmitted => {
             let mut guilty: Vec<u32> = losses.iter().map(|(rank, _)| *rank).collect();
             guilty.sort_unstable();
             guilty.dedup();

@@ -115,6 +115,7 @@ mod tests {
             stage: Stage::Done,
             age_ms: now - at,
             predicted_ns: 0,
+            tag: 0,
         };
         let report = |(rank, calls): (usize, &Vec<u64>)| {
             let comm = CommReport {
@@ -129,6 +130,7 @@ mod tests {
                 queued: None,
                 waits: Vec::new(),
                 operations: calls.iter().enumerate().map(operation).collect(),
+                stalls: Vec::new(),
             };
             ProcessReport {
                 machine: [1; 16],
@@ -139,6 +141,7 @@ mod tests {
                 joining: Vec::new(),
                 neighbours: Vec::new(),
                 losses: Vec::new(),
+                figures: Vec::new(),
             }
         };
         let reports: Vec<ProcessReport> = calls.iter().enumerate().map(report).collect();

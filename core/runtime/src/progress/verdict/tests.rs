@@ -1,5 +1,6 @@
 use super::*;
 use crate::progress::operation::{Awaited, OneMessage};
+use crate::progress::stall::{NetRequest, Stall};
 
 const COMM: u64 = 0xa;
 const OTHER: u64 = 0xb;
@@ -18,7 +19,8 @@ fn messages(of: &[(u32, bool)]) -> What {
 }
 
 fn operation(number: u64, what: What, stage: Stage) -> Operation {
-    Operation { sequence: (number & !MESSAGES) + 1, number, what, stage, age_ms: 65_000, predicted_ns: 0 }
+    let sequence = (number & !MESSAGES) + 1;
+    Operation { sequence, number, what, stage, age_ms: 65_000, predicted_ns: 0, tag: 0 }
 }
 
 fn waits(number: u64, peer: u32) -> Waits {
@@ -40,6 +42,7 @@ fn comm(comm_id: u64, rank: u32, operations: Vec<Operation>, waits_for: Option<(
         queued: None,
         waits: waits_for.into_iter().map(|(number, peer)| waits(number, peer)).collect(),
         operations,
+        stalls: Vec::new(),
     }
 }
 
@@ -56,6 +59,7 @@ fn process(rank: u32, comms: Vec<CommReport>) -> ProcessReport {
         joining: Vec::new(),
         neighbours: Vec::new(),
         losses: Vec::new(),
+        figures: Vec::new(),
     }
 }
 
@@ -150,11 +154,20 @@ fn stopped_held_and_silent_processes_are_named() {
 #[test]
 fn ranks_that_have_gone_come_first() {
     let mut seen = evidence(each_alone(all_in_one().drain(1..).collect()));
-    let gone = |has_left, how: &str| Gone { rank: 0, has_left, how: how.into() };
-    seen.gone = vec![gone(false, "it has died (its process ended)")];
+    let gone = |rank, end, how: &str| Gone { rank, end, how: how.into() };
+    seen.gone = vec![gone(0, HowGone::Died, "it has died (its process ended)")];
     check(&seen, Cause::Gone, &[0], &["rank 0 (host alpha, process 100): it has died"]);
+    // Those that failed because of it, or later, are not to blame.
+    let failed = |rank, because_of| gone(rank, HowGone::Failed(because_of), "it has failed (a wait ended)");
+    seen.gone = vec![failed(1, Some(0)), failed(2, None), gone(0, HowGone::Died, "it has died")];
+    check(&seen, Cause::Gone, &[0], &["it has died"]);
+    seen.gone = vec![failed(1, Some(2)), failed(2, None)];
+    check(&seen, Cause::Gone, &[2], &["it has failed"]);
     // One that left in peace is to blame only where somebody waits for it.
-    seen.gone = vec![gone(true, "it has left")];
+    seen.gone = vec![failed(1, Some(3)), failed(2, Some(3)), gone(3, HowGone::Left, "it has aborted it")];
+    check(&seen, Cause::Gone, &[3], &["it has aborted it"]);
+
+    seen.gone = vec![gone(0, HowGone::Left, "it has left")];
     check(&seen, Cause::Gone, &[0], &["it has left", "rank 1 has waited"]);
     seen.reports[2].comms[0].operations.pop();
     seen.reports[2].comms[0].collectives = 3;
@@ -313,6 +326,23 @@ fn a_rail_that_was_lost_is_the_reason_where_nothing_comes() {
 }
 
 #[test]
+fn of_both_ends_of_a_rail_the_one_is_named_that_knows_by_itself() {
+    let mut reports = each_alone(all_in_one());
+    let loss = |text: &str, age_ms| Loss { age_ms, text: format!("IB: rail rxe1 is stopped: {text}") };
+    for rank in [0, 1] {
+        reports[rank].losses = vec![loss("the peer says: its port went down", 64_400)];
+    }
+    for rank in [2, 3] {
+        reports[rank].losses = (0..3).map(|n| loss("its port went down", 64_500 + n)).collect();
+    }
+    let parts = ["the net of rank 2", "the net of rank 3", "and 3 more such losses"];
+    check(&evidence(reports.clone()), Cause::RailDown, &[2, 3], &parts);
+    // Where nobody knows more, what was heard counts.
+    (2..4).for_each(|rank| reports[rank].losses.clear());
+    check(&evidence(reports), Cause::RailDown, &[0, 1], &["the peer says"]);
+}
+
+#[test]
 fn a_rail_that_was_lost_is_told_beside_other_reasons() {
     let mut comms = all_in_one();
     comms[1].operations.pop();
@@ -330,4 +360,56 @@ fn a_rail_that_was_lost_is_told_beside_other_reasons() {
     let found = verdict(&evidence(reports));
     assert_eq!((found.cause, &found.guilty[..]), (Cause::Silent, &[3][..]), "{}", found.text());
     assert!(found.sentence.contains("beside that, the net of rank 2"), "{}", found.sentence);
+}
+
+/// A request of a rank to its net that has been open for five seconds.
+fn stall(request: NetRequest, peer: Option<u32>) -> Stall {
+    Stall { net: "IB".into(), peer, request, count: 3, age_ms: 5_000 }
+}
+
+#[test]
+fn a_net_that_ends_no_sends_is_the_reason_where_nothing_comes() {
+    // Rank 0 waits for 3, which waits for 2, and so on.
+    let mut comms = all_in_one();
+    comms[2].stalls = vec![stall(NetRequest::Send, Some(3))];
+    let parts = [
+        "rank 2 (host alpha, process 102): its net IB has ended none of 3 sends to rank 3 for 5.0 s",
+        "rank 0 has waited in operation 3",
+        "NCCL_DEBUG_SUBSYS=NET",
+    ];
+    check(&evidence(each_alone(comms.clone())), Cause::NetSilent, &[2], &parts);
+    // A send that goes elsewhere is not what rank 3 waits for; a young one may be on its way.
+    comms[2].stalls = vec![stall(NetRequest::Send, Some(0))];
+    check(&evidence(each_alone(comms.clone())), Cause::Lost, &[0, 3, 2, 1], &[]);
+    comms[2].stalls = vec![Stall { age_ms: 100, ..stall(NetRequest::Send, Some(3)) }];
+    check(&evidence(each_alone(comms.clone())), Cause::Lost, &[0, 3, 2, 1], &[]);
+    // Where the receiver has no room, the way leads on.
+    comms[2].stalls = vec![stall(NetRequest::Send, Some(3))];
+    comms[3].stalls = vec![stall(NetRequest::NoRoom, Some(2))];
+    comms[1].stalls = vec![stall(NetRequest::Connect, Some(2))];
+    let parts = ["rank 1", "has been connecting to rank 2"];
+    check(&evidence(each_alone(comms.clone())), Cause::NetSilent, &[1], &parts);
+    // A rail that was lost meanwhile says more.
+    let mut reports = each_alone(comms);
+    lost(&mut reports[1], 64_500);
+    check(&evidence(reports), Cause::RailDown, &[1], &["has been connecting to rank 2", "of eth1"]);
+}
+
+#[test]
+fn a_rank_that_is_through_may_have_sent_nothing() {
+    // The root of a broadcast has left its data to a net that does not send them, and calls nothing more.
+    let of = |rank: u32| {
+        let stage = if rank == 0 { Stage::Done } else { Stage::Submitted };
+        let wait = (rank > 0).then_some((0, 0));
+        comm(COMM, rank, vec![operation(0, broadcast(0), stage)], wait)
+    };
+    let mut comms: Vec<CommReport> = (0..4).map(of).collect();
+    comms[0].stalls = vec![stall(NetRequest::Call, None)];
+    let parts = ["rank 0", "its net IB has not come back from a call for 5.0 s"];
+    check(&evidence(each_alone(comms.clone())), Cause::NetSilent, &[0], &parts);
+    // The end that receives may be the silent one.
+    comms[0].stalls.clear();
+    comms[1].stalls = vec![stall(NetRequest::Accept, Some(0))];
+    let parts = ["rank 1", "has not accepted the connection of rank 0"];
+    check(&evidence(each_alone(comms)), Cause::NetSilent, &[1], &parts);
 }

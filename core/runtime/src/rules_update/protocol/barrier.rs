@@ -1,5 +1,5 @@
-//! What the calls of a rank pass: the fence that it promised, and changes that are decided for collectives to
-//! come.
+//! The barrier that the calls of a rank pass: the fence that it promised, and changes that are decided for
+//! collectives to come.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ use super::MOST_WAITING;
 pub struct Barrier<S> {
     /// The collective that must not begin before the decision.
     fence: Option<u64>,
-    /// Why the decision may never come.
+    /// The reason why the decision may never come.
     doubt: Option<String>,
     /// Changes to come: (number, first collective, what).
     decided: VecDeque<(u64, u64, S)>,

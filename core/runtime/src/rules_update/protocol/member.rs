@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{Body, DOUBT, Limits, Message, Outcome, Todo};
 
-/// How a member works on its [`super::Barrier`], which calls of other threads pass meanwhile.
+/// The access of a member to its [`super::Barrier`], which calls of other threads pass meanwhile.
 pub trait Fences<S> {
     /// See [`super::Barrier::fence`].
     fn fence(&mut self, margin: u64) -> u64;

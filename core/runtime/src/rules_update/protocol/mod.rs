@@ -1,5 +1,5 @@
-//! How all ranks of a communicator come to use other rules from one collective on. Pure: no I/O, no clock
-//! (time is passed in), no thread; `tests` runs it under random schedules.
+//! The agreement of all ranks of a communicator to use other rules from one collective on. Pure: no I/O, no
+//! clock (time is passed in), no thread; `tests` runs it under random schedules.
 //!
 //! Rank 0 coordinates ([`Coordinator`]); every rank, also rank 0, is a [`Member`]; the calls of a rank pass
 //! its [`Barrier`].

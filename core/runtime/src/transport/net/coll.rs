@@ -20,6 +20,7 @@ use super::fifo::Fifo;
 use super::link::{Around, ConnectionKey};
 use crate::bootstrap::{Bootstrap, Tag};
 use crate::plugin_types::data_type;
+use crate::progress::stall::{NetRequest, Stopwatch};
 
 /// A collnet plugin, opened for a communicator.
 pub struct CollNet {
@@ -86,6 +87,7 @@ pub struct CollLink {
     requests: VecDeque<Request>,
     /// A flush of the slot at `done`.
     flush: Option<Request>,
+    watch: Stopwatch,
 }
 
 enum State {
@@ -121,7 +123,8 @@ impl CollLink {
             bootstrap.send(peer, Tag::CollNetHandle.on_lane(lane), &handle, wait)?;
         }
         let state = State::Gathering { listener, handles };
-        Ok(Self { lane, rail, send, recv, state, posted: 0, done: 0, requests: VecDeque::new(), flush: None })
+        let (requests, watch) = (VecDeque::new(), Stopwatch::default());
+        Ok(Self { lane, rail, send, recv, state, posted: 0, done: 0, requests, flush: None, watch })
     }
 
     /// The lane and, for texts, the first of the other ranks.
@@ -129,6 +132,24 @@ impl CollLink {
         let peer =
             self.rail.ranks.iter().enumerate().find(|(i, _)| *i != self.rail.own).map_or(0, |(_, r)| *r);
         ConnectionKey { lane: self.lane, peer, send: true }
+    }
+
+    /// The request that the plugin has not carried out, how many there are, and for how many milliseconds.
+    pub fn stalled(&self) -> Option<(NetRequest, u32, u64)> {
+        let (request, count) = self.asked()?;
+        Some((request, count, self.watch.age_ms()?))
+    }
+
+    /// The request that the plugin has in hand.
+    fn asked(&self) -> Option<(NetRequest, u32)> {
+        match &self.state {
+            State::Joining(_) => Some((NetRequest::Connect, 1)),
+            State::Open { .. } if self.flush.is_some() => Some((NetRequest::Flush, 1)),
+            State::Open { .. } if !self.requests.is_empty() => {
+                Some((NetRequest::Reduce, self.requests.len() as u32))
+            }
+            State::Gathering { .. } | State::Open { .. } | State::Closed => None,
+        }
     }
 
     /// All ranks of the connection.
@@ -143,6 +164,12 @@ impl CollLink {
 
     /// Moves on as far as possible without waiting; says whether anything moved.
     pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
+        let has_moved = self.go_on(around)?;
+        self.watch.note(has_moved, self.asked().is_some());
+        Ok(has_moved)
+    }
+
+    fn go_on(&mut self, around: &Around<'_>) -> Result<bool> {
         match &mut self.state {
             State::Gathering { .. } => self.gather(around.bootstrap),
             State::Joining(result) => {

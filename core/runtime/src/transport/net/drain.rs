@@ -1,5 +1,6 @@
-//! How ranks part: one that leaves says how many slots it has sent over which lanes, and stays until they
-//! have come. Plugins exist whose receivers lose what is on its way when the sender closes the connection.
+//! The parting of ranks: one that leaves says how many slots it has sent over which lanes, and stays until
+//! they have come. Plugins exist whose receivers lose what is on its way when the sender closes the
+//! connection.
 //!
 //! It says too how many slots it has posted receives for, and posts no more; so does its peer when it thanks,
 //! since it posted ahead. Both senders send as many empty messages as it takes until no receive is left:
@@ -18,7 +19,7 @@ type Entry = (u32, bool, u64);
 pub struct Drain {
     /// Ranks that said goodbye.
     parted: FxHashSet<u32>,
-    /// What ranks that said goodbye have sent, until all of it has come: slots by lane.
+    /// The slots by lane that ranks which said goodbye have sent, until all have come.
     sent: FxHashMap<u32, FxHashMap<u32, u64>>,
     /// Ranks to which all that this rank sent has come.
     thanked: FxHashSet<u32>,
@@ -31,8 +32,8 @@ pub fn tell(links: impl Iterator<Item = (ConnectionKey, u64)>) -> Vec<u8> {
     record::encode(&links.map(|(key, slots)| (key.lane, key.send, slots)).collect::<Vec<Entry>>())
 }
 
-/// What rank `peer` told, by this rank's links: how many slots come over those from it, and how many receives
-/// those to it have to fill. What does not parse counts as nothing.
+/// The numbers that rank `peer` told, by this rank's links: of slots that come over those from it, and of
+/// receives that those to it have to fill. What does not parse counts as nothing.
 pub fn told(peer: u32, bytes: &[u8]) -> impl Iterator<Item = (ConnectionKey, u64)> {
     let entries: Vec<Entry> = record::decode(bytes).unwrap_or_default();
     entries.into_iter().map(move |(lane, sends, slots)| (ConnectionKey { lane, peer, send: !sends }, slots))

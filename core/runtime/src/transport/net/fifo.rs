@@ -280,7 +280,7 @@ mod tests {
     use crate::transport::net::arena::Arena;
     use hawser_device::host::HostDevice;
 
-    /// What a stream does to both ends of a slot, and what a link makes of it.
+    /// The words that a stream sets at both ends of a slot are counts to a link.
     #[test]
     fn words_are_turned_into_counts() {
         let device = HostDevice::beside().unwrap();

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hawser_base::error::{Error, Result};
+use hawser_base::figures::{self, Counter};
 use hawser_base::log;
 use hawser_base::stages::{self, Trace};
 use hawser_base::wait::Wait;
@@ -23,7 +24,9 @@ use super::fifo::Fifo;
 use super::recorder::EventRecorder;
 use super::teller::Teller;
 use crate::bootstrap::{Bootstrap, Tag};
+use crate::planted::{Bug, is_planted};
 use crate::profiling::Span;
+use crate::progress::stall::{NetRequest, Stopwatch};
 
 /// The key of a connection's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -61,6 +64,8 @@ pub struct Around<'a> {
     pub teller: &'a Teller,
     /// The trace of where the time goes, if anybody wants to know.
     pub trace: &'a RefCell<Trace>,
+    /// The most sends of a connection that the plugin may have at a time.
+    pub window: u64,
 }
 
 impl Around<'_> {
@@ -74,6 +79,27 @@ impl Around<'_> {
     /// True if the rank at the other end has told it. True once.
     fn was_told(&self, key: ConnectionKey, tag: Tag) -> bool {
         self.bootstrap.take(key.peer, tag.on_lane(key.lane)).is_some()
+    }
+}
+
+/// The figures of the NIC that a link goes through.
+#[derive(Debug, Clone, Copy)]
+pub struct RailFigures {
+    sent: Counter,
+    received: Counter,
+    /// Sends that the plugin has in hand.
+    open: Counter,
+}
+
+impl RailFigures {
+    /// Those of a NIC of a net.
+    pub fn of(net: &str, nic: &str) -> Self {
+        let labels = [("net", net), ("rail", nic)];
+        Self {
+            sent: figures::sum("rail_sent_bytes_total", &labels),
+            received: figures::sum("rail_received_bytes_total", &labels),
+            open: figures::level("rail_sends_open", &labels),
+        }
     }
 }
 
@@ -94,7 +120,11 @@ pub struct SendLink {
     wanted: u64,
     empties: u64,
     requests: VecDeque<Request>,
+    /// The plugin did not take the last send.
+    is_refused: bool,
+    watch: Stopwatch,
     recorder: EventRecorder,
+    rail: RailFigures,
 }
 
 enum SendState {
@@ -109,7 +139,12 @@ enum SendState {
 impl SendLink {
     /// A link that connects as soon as its receiver says where. `device` is the plugin's; slots get records
     /// if there is a checksum.
-    pub fn new(key: ConnectionKey, device: u32, fifo: Fifo, checksum: Option<Checksum>) -> Self {
+    pub fn new(
+        key: ConnectionKey,
+        (device, rail): (u32, RailFigures),
+        fifo: Fifo,
+        checksum: Option<Checksum>,
+    ) -> Self {
         let state = SendState::Waiting;
         Self {
             key,
@@ -124,13 +159,32 @@ impl SendLink {
             wanted: 0,
             empties: 0,
             requests: VecDeque::new(),
+            is_refused: false,
+            watch: Stopwatch::default(),
             recorder: EventRecorder::default(),
+            rail,
         }
     }
 
     /// The key of this end.
     pub fn key(&self) -> ConnectionKey {
         self.key
+    }
+
+    /// The request that the plugin has not carried out, how many there are, and for how many milliseconds.
+    pub fn stalled(&self) -> Option<(NetRequest, u32, u64)> {
+        let (request, count) = self.asked()?;
+        Some((request, count, self.watch.age_ms()?))
+    }
+
+    /// The request that the plugin has in hand.
+    fn asked(&self) -> Option<(NetRequest, u32)> {
+        let sends = self.requests.len() as u32 + u32::from(self.is_refused);
+        match &self.state {
+            SendState::Connecting(..) => Some((NetRequest::Connect, 1)),
+            SendState::Open(..) if sends > 0 => Some((NetRequest::Send, sends)),
+            SendState::Waiting | SendState::Open(..) => None,
+        }
     }
 
     /// The next slots belong to an operation that is watched.
@@ -162,6 +216,12 @@ impl SendLink {
 
     /// Moves on as far as possible without waiting; says whether anything moved.
     pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
+        let has_moved = self.go_on(around)?;
+        self.watch.note(has_moved, self.asked().is_some());
+        Ok(has_moved)
+    }
+
+    fn go_on(&mut self, around: &Around<'_>) -> Result<bool> {
         if let SendState::Open(..) = &self.state {
             self.accepted = self.accepted || around.was_told(self.key, Tag::LinkAccepted);
             return if self.accepted { self.carry(around) } else { Ok(false) };
@@ -205,7 +265,7 @@ impl SendLink {
         self.recorder.look();
         let mut moved = false;
         let tail = self.fifo.filled(self.posted);
-        while self.posted < tail && self.empties == 0 {
+        while self.posted < tail && self.empties == 0 && self.posted - self.done < around.window {
             let (bytes, room) = (self.fifo.bytes_of(self.posted), self.fifo.slot_bytes());
             if bytes > room {
                 let text = format!("a slot of {room} bytes was filled with {bytes}");
@@ -222,9 +282,13 @@ impl SendLink {
             let filled = around.trace.borrow_mut().filled();
             // SAFETY: the slot lies in the registered FIFO; the device writes it again only after the credit
             // below.
-            let Some(request) = unsafe { sender.isend(&segment) }? else { break };
+            let request = unsafe { sender.isend(&segment) }?;
+            self.is_refused = request.is_none();
+            let Some(request) = request else { break };
             around.trace.borrow_mut().sent(filled);
             self.requests.push_back(request);
+            self.rail.sent.add(bytes as u64);
+            self.rail.open.add(1);
             self.recorder.sends(self.posted, bytes);
             self.posted += 1;
             moved = true;
@@ -246,8 +310,10 @@ impl SendLink {
                 continue;
             }
             self.recorder.sent(self.done);
+            self.rail.open.take(1);
             self.done += 1;
-            self.fifo.publish_credit(self.done);
+            let lost = if is_planted(Bug::LostCredit) { self.done / 2 } else { 0 };
+            self.fifo.publish_credit(self.done - lost);
             moved = true;
         }
         Ok(moved)
@@ -261,6 +327,8 @@ impl SendLink {
             let _ = sender.deregister(*registration);
         }
         self.state = SendState::Waiting;
+        self.rail.open.take(self.posted - self.done);
+        self.done = self.posted;
     }
 }
 
@@ -276,9 +344,11 @@ pub struct RecvLink {
     requests: VecDeque<Request>,
     /// A flush of the slot at `done`.
     flush: Option<Request>,
+    watch: Stopwatch,
     recorder: EventRecorder,
     /// Looks at records, if slots have them, with the name of the NIC that they come through.
     check: Option<Check>,
+    rail: RailFigures,
 }
 
 /// The comparison of slots with their records, and the NIC that they come through.
@@ -296,7 +366,7 @@ impl RecvLink {
     /// records if there is a `check`.
     pub fn new(
         key: ConnectionKey,
-        device: u32,
+        (device, rail): (u32, RailFigures),
         (fifo, check): (Fifo, Option<Check>),
         around: &Around<'_>,
         wait: &Wait,
@@ -304,13 +374,30 @@ impl RecvLink {
         let (handle, listener) = around.context.listen(device)?;
         around.bootstrap.send(key.peer, Tag::NetHandle.on_lane(key.lane), &handle, wait)?;
         let state = RecvState::Listening(listener, false);
-        let (requests, recorder) = (VecDeque::new(), EventRecorder::default());
-        Ok(Self { key, fifo, state, posted: 0, done: 0, end: None, requests, flush: None, recorder, check })
+        let (requests, watch, recorder) = (VecDeque::new(), Stopwatch::default(), EventRecorder::default());
+        let (posted, done, end, flush) = (0, 0, None, None);
+        Ok(Self { key, fifo, state, posted, done, end, requests, flush, watch, recorder, check, rail })
     }
 
     /// The key of this end.
     pub fn key(&self) -> ConnectionKey {
         self.key
+    }
+
+    /// The request that the plugin has not carried out, how many there are, and for how many milliseconds.
+    /// Receives count only where there are none: the peer may have nothing to send.
+    pub fn stalled(&self) -> Option<(NetRequest, u32, u64)> {
+        Some((self.asked()?, 1, self.watch.age_ms()?))
+    }
+
+    /// The request that the plugin has in hand, or that it cannot be asked.
+    fn asked(&self) -> Option<NetRequest> {
+        match &self.state {
+            RecvState::Listening(_, called) => called.then_some(NetRequest::Accept),
+            RecvState::Open(..) if self.flush.is_some() => Some(NetRequest::Flush),
+            RecvState::Open(..) if self.requests.is_empty() => Some(NetRequest::NoRoom),
+            RecvState::Open(..) | RecvState::Closed => None,
+        }
     }
 
     /// Slots that have come.
@@ -341,6 +428,12 @@ impl RecvLink {
 
     /// Moves on as far as possible without waiting; says whether anything moved.
     pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
+        let has_moved = self.go_on(around)?;
+        self.watch.note(has_moved, self.asked().is_some());
+        Ok(has_moved)
+    }
+
+    fn go_on(&mut self, around: &Around<'_>) -> Result<bool> {
         match &mut self.state {
             RecvState::Listening(listener, called) => {
                 *called = *called || around.was_told(self.key, Tag::LinkCalling);
@@ -418,7 +511,9 @@ impl RecvLink {
                 if let Some((checksum, rail)) = &self.check {
                     self.fifo.check_record(checksum, self.done, rail)?;
                 }
-                self.recorder.received(self.done, sizes[0].saturating_sub(record));
+                let bytes = sizes[0].saturating_sub(record);
+                self.rail.received.add(bytes as u64);
+                self.recorder.received(self.done, bytes);
                 if around.flush && self.fifo.in_device() {
                     let segment =
                         self.fifo.slot(self.done, self.fifo.slot_bytes(), *registration, self.key.lane);
@@ -431,6 +526,9 @@ impl RecvLink {
             }
             self.recorder.readable(self.done);
             self.done += 1;
+            if is_planted(Bug::DoubleCompletion) && self.done % 4 == 3 {
+                self.done += 1;
+            }
             self.fifo.publish_tail(self.done);
             around.trace.borrow_mut().came(asked);
             self.recorder.receives(self.done);

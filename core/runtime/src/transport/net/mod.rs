@@ -18,6 +18,7 @@ mod flags;
 mod link;
 mod nic;
 mod recorder;
+mod speeds;
 mod stage;
 mod task;
 mod teller;
@@ -42,6 +43,7 @@ use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::Device;
 use hawser_kernels_abi::Conn;
 use hawser_oob::wire::{self, Wire};
+use hawser_plan::Class;
 use hawser_plan::layout::HeapLayout;
 use hawser_plugin::net::{Flows, NetAttributes, NetConfig, NetContext};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -50,23 +52,27 @@ use serde::{Deserialize, Serialize};
 use super::control::Control;
 use super::{ConnectionTable, bytes_of};
 use crate::bootstrap::Bootstrap;
+use crate::planted::{Bug, is_planted};
 use crate::plugins;
 use crate::profiling::Span;
+use crate::progress::stall::Stall;
 use crate::proxy::{Proxy, Task, shielded_sweep};
 use crate::record;
 use arena::{Arena, Piece};
 use checksum::Checksum;
 use coll::{CollLink, CollNet};
 use fifo::Fifo;
-use link::{RecvLink, SendLink};
+use link::{RailFigures, RecvLink, SendLink};
 use nic::Nics;
+use speeds::Speeds;
 use task::NetTask;
 
-/// How long a destroy waits for data that are on their way, unless `HAWSER_OP_TIMEOUT` says otherwise.
+/// The time for which a destroy waits for data that are on their way, unless `HAWSER_OP_TIMEOUT` says
+/// otherwise.
 const DRAIN: Duration = Duration::from_secs(60);
 /// The time that sending a goodbye to one rank may take.
 const GOODBYE: Duration = Duration::from_millis(500);
-/// How long a rank that leaves stays until others have received what it sent.
+/// The longest time that a rank which leaves stays until others have received what it sent.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A net plugin that was chosen for a communicator, before connections are possible.
@@ -121,7 +127,7 @@ impl ChosenNet {
     pub fn record(&self) -> NetRecord {
         let (collnet, reduces) = self.collnet.as_ref().map_or(("", 0), |c| (c.name.as_str(), c.reduces));
         NetRecord {
-            mbps: self.nics.mbps(),
+            nics: self.nics.speeds(),
             most_bytes: self.nics.most_bytes(),
             name: self.name.clone(),
             reduces,
@@ -148,8 +154,8 @@ fn cannot_protect(net: &str, wire: Wire) -> Error {
 /// The record in which a rank describes its net to the others.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct NetRecord {
-    /// Megabits per second.
-    mbps: u32,
+    /// The NICs that it uses: names, and megabits per second, 0 where one does not say.
+    nics: Vec<(String, u32)>,
     /// The longest message in bytes.
     most_bytes: u64,
     /// The plugin's name.
@@ -171,27 +177,30 @@ impl NetRecord {
 
 /// The properties that all ranks' nets have in common.
 pub struct Agreed {
-    /// Megabits per second of the slowest rank.
-    pub mbps: u32,
+    /// Megabits per second of all NICs that ranks of a host use, the slowest host's; 0 = not known.
+    pub host_mbps: u32,
+    /// Megabits per second of the NICs of a rank, the slowest rank's; 0 = not known.
+    pub rank_mbps: u32,
     /// The longest message that all take.
     pub most_bytes: u64,
-    /// What the network reduces, if all ranks have the same collnet plugin; see
+    /// The reductions of the network, if all ranks have the same collnet plugin; see
     /// [`hawser_plan::Topology::collnet`].
     pub collnet: u64,
 }
 
-/// Checks that all ranks chose the same net.
+/// Checks that all ranks chose the same net. `host_of` says on which host a rank is.
 ///
 /// # Errors
 /// Ranks differ in it, or a rank sent what is no record.
-pub fn agree(records: &[Vec<u8>]) -> Result<Agreed> {
-    let mut agreed = Agreed { mbps: u32::MAX, most_bytes: u64::MAX, collnet: u64::MAX };
+pub fn agree(records: &[Vec<u8>], host_of: impl Fn(u32) -> u32) -> Result<Agreed> {
+    let mut agreed = Agreed { host_mbps: 0, rank_mbps: 0, most_bytes: u64::MAX, collnet: u64::MAX };
+    let mut speeds = Speeds::default();
     let mut first: Option<(String, String, bool)> = None;
-    for (rank, bytes) in records.iter().enumerate() {
+    for (rank, bytes) in (0..).zip(records) {
         let Some(theirs) = record::decode(bytes) else {
             return Err(Error::remote(format!("rank {rank} sent a net record that does not parse")));
         };
-        let NetRecord { mbps, most_bytes, name, reduces, collnet, has_checksums } = theirs;
+        let NetRecord { nics, most_bytes, name, reduces, collnet, has_checksums } = theirs;
         let (expected, expected_collnet, expected_checksums) =
             first.get_or_insert((name.clone(), collnet.clone(), has_checksums));
         if !expected.eq_ignore_ascii_case(&name) {
@@ -210,10 +219,11 @@ pub fn agree(records: &[Vec<u8>]) -> Result<Agreed> {
             );
             return Err(Error::invalid_usage(text).remedy("give all ranks the same HAWSER_CHECKSUM"));
         }
-        agreed.mbps = agreed.mbps.min(mbps);
+        speeds.add(host_of(rank), nics);
         agreed.most_bytes = agreed.most_bytes.min(most_bytes);
         agreed.collnet &= if collnet == *expected_collnet { reduces } else { 0 };
     }
+    (agreed.host_mbps, agreed.rank_mbps) = speeds.slowest();
     Ok(agreed)
 }
 
@@ -349,15 +359,16 @@ impl Net {
             None => self.fifo(connections, key)?,
         };
         let lane = key.beside_ll(self.layout.lanes).map_or(key.lane, |beside| beside.lane);
-        let device = self.nics.device(self.place, lane);
+        let nic = self.nics.name(self.place, lane);
+        let through = (self.nics.device(self.place, lane), RailFigures::of(&self.name, nic));
         let checksum = (self.layout.slot_lead > 0).then(|| Checksum::of(key, self.task.rank()));
         if key.send {
-            self.task.add_send(SendLink::new(key, device, fifo, checksum));
+            self.task.add_send(SendLink::new(key, through, fifo, checksum));
         } else {
             let wait = Wait::new(self.task.abort_flag(), Some(self.init_timeout));
             let trace = RefCell::default();
-            let check = checksum.map(|checksum| (checksum, self.nics.name(self.place, lane).into()));
-            let link = RecvLink::new(key, device, (fifo, check), &self.task.around(&trace), &wait)?;
+            let check = checksum.map(|checksum| (checksum, nic.into()));
+            let link = RecvLink::new(key, through, (fifo, check), &self.task.around(&trace), &wait)?;
             self.task.add_recv(link);
         }
         connections.keys.insert(key);
@@ -427,6 +438,11 @@ impl Net {
         &self.name
     }
 
+    /// The requests that the plugin has not carried out; waits no longer than the limit.
+    pub fn stalls(&self, limit: Duration) -> Vec<Stall> {
+        self.task.stalls(&self.name, limit)
+    }
+
     /// Slots for copy engines, if they are asked for.
     pub fn stage(&self) -> Option<&Arc<Stage>> {
         self.stage.as_ref()
@@ -446,6 +462,11 @@ impl Net {
         self.proxy.wake();
     }
 
+    /// An operation of this class is about to run.
+    pub fn expect_class(&self, class: Class) {
+        self.task.expect_class(class);
+    }
+
     /// The calling thread waits for operations of this communicator, and moves their slots itself meanwhile.
     pub fn help(&self) -> Helper<'_> {
         self.task.help();
@@ -453,13 +474,19 @@ impl Net {
         Helper(self)
     }
 
-    /// Waits until everything that the device wrote is on its way to where it belongs.
+    /// Waits until everything that the device wrote is on its way to where it belongs, unless who was to get
+    /// it has gone.
     pub fn drain(&self) -> Result<()> {
         let wait = Wait::new(self.task.abort_flag(), Some(self.deadline.unwrap_or(DRAIN)));
         wait.until(
-            || (self.task.is_over() || self.task.is_drained()).then_some(()),
+            || self.has_sent_all().then_some(()),
             || "the last data are sent to other hosts".to_owned(),
         )
+    }
+
+    /// True if [`Net::drain`] has nothing to wait for.
+    pub fn has_sent_all(&self) -> bool {
+        self.task.is_over() || self.task.has_sent_all()
     }
 
     /// Host and device memory held, in bytes.
@@ -504,7 +531,9 @@ impl Drop for Helper<'_> {
 
 impl Drop for Net {
     fn drop(&mut self) {
-        if let Err(error) = self.drain() {
+        if is_planted(Bug::HastyGoodbye) {
+            self.task.say_goodbye(GOODBYE, Duration::ZERO);
+        } else if let Err(error) = self.drain() {
             log::warn(&error.context("net: data are lost at the end of a communicator").text);
         } else if !self.task.is_over() {
             self.task.say_goodbye(GOODBYE, PATIENCE);
@@ -522,7 +551,7 @@ mod tests {
         /// Bytes that another rank sends are an error at worst.
         #[test]
         fn any_bytes_are_read_or_refused(bytes: Vec<u8>, other: Vec<u8>) {
-            let _ = agree(&[bytes, other]);
+            let _ = agree(&[bytes, other], |rank| rank);
         }
     }
 
@@ -530,12 +559,13 @@ mod tests {
     fn ranks_must_choose_the_same_net() {
         let of = |mbps: u32, most_bytes: u64, name: &str, reduces, collnet: &str| {
             let (name, collnet) = (name.to_owned(), collnet.to_owned());
-            let has_checksums = false;
-            record::encode(&NetRecord { mbps, most_bytes, name, reduces, collnet, has_checksums })
+            let (nics, has_checksums) = (vec![("eth0".to_owned(), mbps)], false);
+            record::encode(&NetRecord { nics, most_bytes, name, reduces, collnet, has_checksums })
         };
         let card = |mbps, bytes, name| of(mbps, bytes, name, 6, "sharp");
+        let agree = |records: &[Vec<u8>]| agree(records, |rank| rank);
         let agreed = agree(&[card(100, 7, "Socket"), card(50, 9, "SOCKET")]).unwrap();
-        assert_eq!((agreed.mbps, agreed.most_bytes, agreed.collnet), (50, 7, 6));
+        assert_eq!((agreed.rank_mbps, agreed.most_bytes, agreed.collnet), (50, 7, 6));
         let other = of(1, 1, "Socket", 7, "other");
         assert_eq!(agree(&[card(100, 7, "Socket"), other]).unwrap().collnet, 0);
         let error = agree(&[card(1, 1, "IB"), card(1, 1, "Socket")]).err().unwrap();

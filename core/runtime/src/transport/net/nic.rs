@@ -1,5 +1,5 @@
-//! Which NICs of a net plugin a rank uses: those nearest to its device, as one device if the plugin then
-//! survives the loss of a NIC, else spread over lanes and the ranks of the host.
+//! The choice of NICs of a net plugin for a rank: those nearest to its device, as one device if the plugin
+//! then survives the loss of a NIC, else spread over lanes and the ranks of the host.
 
 use std::path::{Path, PathBuf};
 
@@ -90,11 +90,9 @@ impl Nics {
         &self.properties[(place + lane) as usize % self.near.len()].name
     }
 
-    /// Megabits per second of all of them; 0 if one does not say.
-    pub fn mbps(&self) -> u32 {
-        let known = self.properties.iter().all(|p| p.speed_mbps > 0);
-        let sum = self.properties.iter().map(|p| p.speed_mbps).fold(0, u32::saturating_add);
-        if known { sum } else { 0 }
+    /// The name of each, and its megabits per second; 0 if it does not say.
+    pub fn speeds(&self) -> Vec<(String, u32)> {
+        self.properties.iter().map(|p| (p.name.clone(), p.speed_mbps)).collect()
     }
 
     /// The longest message that all of them take.

@@ -1,4 +1,4 @@
-//! What profilers see of a link: an event per operation and direction, and one per slot.
+//! The events of a link that profilers see: an event per operation and direction, and one per slot.
 //!
 //! A launch says how many slots it will move over a link; the proxy then reports slots as they begin and end.
 //! Launches that the host does not see (replayed graphs) move slots that belong to no operation: they are not

@@ -1,8 +1,8 @@
-//! What the proxy does for a communicator: sweeps over its links, and deals with what goes wrong.
+//! The proxy's task for a communicator: it sweeps over links, and deals with what goes wrong.
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_base::stages::{self, Trace};
 use hawser_base::wait::{AbortFlag, Wait};
+use hawser_plan::Class;
 use hawser_plugin::net::NetContext;
 use rustc_hash::FxHashSet;
 
@@ -19,17 +20,25 @@ use super::drain::{self, Drain};
 use super::link::{Around, ConnectionKey, RecvLink, SendLink};
 use super::teller::Teller;
 use crate::bootstrap::{Bootstrap, Tag};
+use crate::classes::{self, Turns};
+use crate::planted::{Bug, is_planted};
 use crate::profiling::Span;
+use crate::progress::stall::{NetRequest, Stall};
 use crate::proxy::Task;
 use crate::transport::control::Control;
 
-/// How often messages of other ranks are looked at while nothing moves.
+/// The interval at which messages of other ranks are looked at while nothing moves.
 const LISTEN_EVERY: Duration = Duration::from_micros(200);
-/// How long a lost connection waits for its peer's goodbye, which travels another way.
+/// The time for which a lost connection waits for its peer's goodbye, which travels another way.
 const GRACE: Duration = Duration::from_secs(1);
-/// How long a connection that the peer closed waits beyond that: a peer that failed tells the cause
+/// The time for which a connection that the peer closed waits beyond that: a peer that failed tells the cause
 /// meanwhile.
 const CAUSE_GRACE: Duration = Duration::from_millis(500);
+/// The pause between two looks whether a sweep is over.
+const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// The sends of a connection that the plugin has at a time while all operations are best-effort: what it has,
+/// more urgent ones have to wait for.
+const WINDOW: u64 = 2;
 /// The time that telling one rank of a failure may take.
 const TELL: Duration = Duration::from_secs(2);
 
@@ -47,6 +56,12 @@ pub struct NetTask {
     helpers: AtomicU32,
     /// Operations may be launched that the host does not see: replays of graphs.
     is_unannounced: AtomicBool,
+    /// The number of the class of the operations under way: the most urgent one.
+    class: AtomicU8,
+    /// Its looks while all of them are best-effort.
+    turns: Turns,
+    /// The communicator's flag.
+    abort: AbortFlag,
     ended: AbortFlag,
     teller: Teller,
     /// The thread that tells the other ranks of a failure.
@@ -76,7 +91,7 @@ impl Links {
         }
     }
 
-    /// Whether these ranks need this rank no more, and it has no receive in flight from those that know of
+    /// True if these ranks need this rank no more, and it has no receive in flight from those that know of
     /// its end.
     fn are_content(&self, told: &[u32]) -> bool {
         let knows = |peer: u32| told.contains(&peer) || self.drain.has_parted(peer);
@@ -96,7 +111,7 @@ struct Lost {
 }
 
 impl Lost {
-    /// Whether the connection failed on this rank, and not because the peer closed it.
+    /// True if the connection failed on this rank, and not because the peer closed it.
     fn is_cause(&self) -> bool {
         self.error.kind != ErrorKind::Remote
     }
@@ -129,6 +144,9 @@ impl NetTask {
             listened: AtomicU64::new(0),
             helpers: AtomicU32::new(0),
             is_unannounced: AtomicBool::new(false),
+            class: AtomicU8::new(Class::Normal as u8),
+            turns: Turns::default(),
+            abort: abort.clone(),
             ended,
             telling: Mutex::default(),
         }
@@ -137,7 +155,17 @@ impl NetTask {
     /// The parts of the communicator that links need.
     pub fn around<'a>(&'a self, trace: &'a RefCell<Trace>) -> Around<'a> {
         let (context, bootstrap) = (self.context.as_ref(), &*self.bootstrap);
-        Around { context, bootstrap, flush: self.flush, teller: &self.teller, trace }
+        let window = if self.class() == Class::BestEffort { WINDOW } else { u64::MAX };
+        Around { context, bootstrap, flush: self.flush, teller: &self.teller, trace, window }
+    }
+
+    /// An operation of this class is launched. The class of the task rises at once, and falls when all that
+    /// was written before has been sent.
+    pub fn expect_class(&self, class: Class) {
+        let before = self.class.load(Ordering::Relaxed);
+        if before != class as u8 && (before < class as u8 || self.is_drained()) {
+            self.class.store(class as u8, Ordering::Relaxed);
+        }
     }
 
     /// Operations were launched.
@@ -198,15 +226,50 @@ impl NetTask {
         self.is_unannounced.store(true, Ordering::Release);
     }
 
-    /// Whether nothing will move any more: the communicator was aborted or the network failed.
+    /// True if nothing will move any more: the communicator was aborted or the network failed.
     pub fn is_over(&self) -> bool {
         self.control.is_aborted()
+    }
+
+    /// The requests that the plugin, which has this name, has not carried out. A sweep that is not over
+    /// within the limit is in a call of the plugin that does not return.
+    pub fn stalls(&self, net: &str, limit: Duration) -> Vec<Stall> {
+        let until = Instant::now() + limit;
+        let links = loop {
+            match self.links.try_lock() {
+                Ok(links) => break links,
+                Err(TryLockError::Poisoned(links)) => break links.into_inner(),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOK_EVERY),
+                Err(TryLockError::WouldBlock) => {
+                    let age_ms = limit.as_millis() as u64;
+                    let (net, request) = (net.to_owned(), NetRequest::Call);
+                    return vec![Stall { net, peer: None, request, count: 1, age_ms }];
+                }
+            }
+        };
+        let Links { sends, recvs, colls, .. } = &*links;
+        let ends = sends.iter().map(|link| (link.key(), link.stalled()));
+        let ends = ends.chain(recvs.iter().map(|link| (link.key(), link.stalled())));
+        let ends = ends.chain(colls.iter().map(|link| (link.key(), link.stalled())));
+        let stall = |(key, stalled): (ConnectionKey, Option<(NetRequest, u32, u64)>)| {
+            let (request, count, age_ms) = stalled?;
+            Some(Stall { net: net.to_owned(), peer: Some(key.peer), request, count, age_ms })
+        };
+        ends.filter_map(stall).collect()
     }
 
     /// True if everything that the device wrote has been sent.
     pub fn is_drained(&self) -> bool {
         let links = self.lock();
         links.sends.iter().all(SendLink::is_drained) && links.colls.iter().all(CollLink::is_drained)
+    }
+
+    /// True if everything that the device wrote has been sent to those of its peers that are still there.
+    pub fn has_sent_all(&self) -> bool {
+        let (links, roster) = (self.lock(), self.bootstrap.roster());
+        let has_gone = |peer: u32| roster.has_gone(peer) && !is_planted(Bug::WaitsForGone);
+        let is_done = |link: &SendLink| link.is_drained() || has_gone(link.key().peer);
+        links.sends.iter().all(is_done) && links.colls.iter().all(CollLink::is_drained)
     }
 
     /// Tells the ranks with which there are connections that their end is no failure, each within `limit`,
@@ -403,11 +466,17 @@ impl NetTask {
         error
     }
 
-    /// Ends the communicator on this rank and tells the others.
+    /// Ends the communicator on this rank and tells the others. They will not come to a split in which this
+    /// rank waits for them.
     fn fail(&self, error: Error) {
         log::error(&error);
         let text = error.text.clone();
+        if is_planted(Bug::UntoldFailure) {
+            self.control.fail(error);
+            return self.ended.raise();
+        }
         self.bootstrap.report(&error);
+        self.abort.doom(error.clone());
         let first = self.control.fail(error);
         self.ended.raise();
         // The bootstrap tells who is dead.
@@ -465,6 +534,14 @@ impl Task for NetTask {
         !self.is_unannounced.load(Ordering::Acquire)
     }
 
+    fn class(&self) -> Class {
+        Class::numbered(self.class.load(Ordering::Relaxed)).unwrap_or_default()
+    }
+
+    fn holds_back(&self) -> bool {
+        self.class() == Class::BestEffort && self.turns.hold_back()
+    }
+
     fn end_after_panic(&self) {
         let rank = self.bootstrap.rank();
         let text = format!("rank {rank}: the proxy panicked: a bug in this library or in a net plugin");
@@ -479,6 +556,9 @@ impl Task for NetTask {
         // Whoever holds them is sweeping, or adds a link and wakes the proxy.
         let Ok(mut links) = self.links.try_lock() else { return false };
         let moved = self.carry(&mut links);
+        if moved {
+            classes::moved(self.class());
+        }
         if !moved && self.is_time_to_listen() || !links.lost.is_empty() || links.drain.is_going_on() {
             self.listen(&mut links);
             self.judge(&mut links);

@@ -63,7 +63,7 @@ fn an_order_keeps_the_predicted_time_and_gets_its_chunks() {
     for (chunk, expected) in [(4096, 4096), (1, 512), (u64::MAX, 32 << 10)] {
         let mut tuners = Tuners::default();
         tuners.add(None, "trees", Box::new(Trees(chunk)));
-        let TunedDecision { choice, notes } =
+        let TunedDecision { choice, notes, .. } =
             tuners.choose(&call, CallAttributes::default(), &topology, &plan_config).unwrap();
         assert!(choice.key.algorithm == Algorithm::Tree && choice.predicted_us > 0.0 && notes.is_empty());
         assert_eq!(

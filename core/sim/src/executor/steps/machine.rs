@@ -1,19 +1,21 @@
 //! The machine that runs programs: blocks, slots, credits, and their events.
 
+use std::ops::Range;
+
 use hawser_kernels_abi::{NO_DEP, Place, Work};
 use hawser_plan::Topology;
 use hawser_types::DeviceKind;
 
-use super::load::{Programs, SimStep};
+use super::load::{Kind, Programs, SimStep};
 use super::proxy::{NetTimes, Proxies, Stream};
 use crate::engine::flows::Ending;
 use crate::engine::{Events, Flows, Time};
 use crate::error::{Result, SimError};
 use crate::executor::run::{self, Engine, World};
-use crate::executor::{Outcome, Scene, launch, per_ps};
-use crate::links::{Links, Way};
+use crate::executor::{Members, Outcome, Scene, launch, per_ps};
+use crate::links::Way;
 
-/// What one more value that a step reads costs, as a share of its pass: the cost model has the same for a
+/// The cost of one more value that a step reads, as a share of its pass: the cost model has the same for a
 /// ring's reduce-scatter.
 const MORE_READS: f64 = 0.2;
 /// Share of the wire that is left to senders with one peer, by the cost model.
@@ -38,6 +40,27 @@ enum Event {
     Sent(u32),
     /// The last byte of a message is at the other host.
     Received(u32),
+}
+
+/// The cause for which a block cannot run its step.
+#[derive(Debug, Clone, Copy)]
+enum Awaited {
+    /// A step of another channel: channel and step.
+    Step(u16, u16),
+    /// Data of a member.
+    Data(u32),
+    /// Room at a member.
+    Room(u32),
+}
+
+impl Awaited {
+    fn in_words(self, members: Members<'_>) -> String {
+        match self {
+            Self::Step(channel, step) => format!("step {step} of channel {channel}"),
+            Self::Data(member) => format!("data of rank {}", members.of(member)),
+            Self::Room(member) => format!("room at rank {}", members.of(member)),
+        }
+    }
 }
 
 /// The owner of a flow.
@@ -66,9 +89,11 @@ struct Machine<'a> {
     programs: &'a Programs,
     topology: &'a Topology,
     scene: Scene<'a>,
-    /// The work, perhaps with fewer tiles than the call has.
-    work: Work,
-    times: Times,
+    /// By kind of work: what it is, perhaps with fewer tiles than the call has.
+    kinds: Vec<Kind>,
+    /// By kind of work: times and rates of its route.
+    times: Vec<Times>,
+    net: NetTimes,
     events: Events<Event>,
     flows: Flows,
     owners: Vec<Option<Owner>>,
@@ -79,11 +104,21 @@ struct Machine<'a> {
     /// By connection: what it has on the wire, if it crosses the network.
     streams: Vec<Stream>,
     proxies: Proxies,
-    /// By rank: blocks that are not over, and operations that are.
-    ranks: Vec<(u32, u32)>,
+    ranks: Vec<RankState>,
     outcome: (Vec<Time>, u64, String),
     /// By rank: how fast it is.
     speeds: Vec<Speed>,
+}
+
+/// The progress of a rank.
+#[derive(Debug, Clone, Copy)]
+struct RankState {
+    /// Blocks of its launch that are not over; 0 between launches.
+    left: u32,
+    /// Operations that are over.
+    operations: u32,
+    /// The launch that runs, or runs next.
+    launch: u32,
 }
 
 /// The speed of a rank.
@@ -91,7 +126,7 @@ struct Machine<'a> {
 struct Speed {
     /// Share of the wire that its sends within its host reach.
     wire: f64,
-    /// Bytes per picosecond of a block.
+    /// Share of a block's rate that each of its blocks has.
     block: f64,
     /// Ranks that take turns on its processor, at least 1.
     crowding: f64,
@@ -104,16 +139,17 @@ struct Times {
     credit: Time,
     step: Time,
     wire_share: f64,
-    net: NetTimes,
+    /// Bytes per picosecond of a block.
+    block: f64,
 }
 
-/// Runs programs for `tiles` tiles.
+/// Runs programs for `tiles` tiles of each kind of work, if it has as many.
 ///
 /// # Errors
 /// `Stuck` for programs that wait in a circle, `Interrupted` if the caller asked to stop.
 pub fn run(programs: &Programs, tiles: u32, topology: &Topology, scene: Scene<'_>) -> Result<Outcome> {
     let mut machine = Machine::new(programs, tiles, topology, scene);
-    for (rank, start) in (0..topology.size()).zip(scene.starts) {
+    for (rank, start) in (0..scene.members.count()).zip(scene.starts) {
         let after = *start + machine.launch_of(rank);
         machine.events.add(after, Event::Begin(rank));
     }
@@ -126,13 +162,25 @@ pub fn run(programs: &Programs, tiles: u32, topology: &Topology, scene: Scene<'_
 impl<'a> Machine<'a> {
     fn new(programs: &'a Programs, tiles: u32, topology: &'a Topology, scene: Scene<'a>) -> Self {
         let constants = &topology.constants;
-        let path = constants.path(programs.route);
-        let times = Times {
-            hop: Time::from_us(path.hop_us),
-            credit: Time::from_us(path.hop_us / 2.0),
-            step: Time::from_us(path.round_us.min(path.hop_us)),
-            wire_share: path.wire_share,
-            net: NetTimes::new(constants),
+        let times = |kind: &Kind| {
+            let path = constants.path(kind.route);
+            Times {
+                hop: Time::from_us(path.hop_us),
+                credit: Time::from_us(path.hop_us / 2.0),
+                step: Time::from_us(path.round_us.min(path.hop_us)),
+                wire_share: path.wire_share,
+                block: per_ps(path.block_gbs),
+            }
+        };
+        let shortened = |kind: &Kind| {
+            let work = Work { tiles: tiles.min(kind.work.tiles), ..kind.work };
+            Kind { work, ..*kind }
+        };
+        let first_launch = &programs.first_launch;
+        let at_first = |rank: u32| RankState {
+            left: 0,
+            operations: 0,
+            launch: first_launch.get(rank as usize).copied().unwrap_or(0),
         };
         let instances = programs.instances;
         let at = |(block, next): (u32, u32), instance: u32| block + next * instance;
@@ -150,8 +198,9 @@ impl<'a> Machine<'a> {
             programs,
             topology,
             scene,
-            work: Work { tiles, ..programs.work },
-            times,
+            kinds: programs.kinds.iter().map(shortened).collect(),
+            times: programs.kinds.iter().map(times).collect(),
+            net: NetTimes::new(constants),
             events: Events::default(),
             flows: Flows::new(scene.links.capacities()),
             owners: Vec::new(),
@@ -160,35 +209,45 @@ impl<'a> Machine<'a> {
             blocks: vec![BlockState::default(); programs.blocks.len()],
             connections: connections.collect(),
             streams: (0..streams).map(|_| Stream::default()).collect(),
-            proxies: Proxies::new(topology.size()),
-            ranks: vec![(0, 0); topology.size() as usize],
+            proxies: Proxies::new(scene.members.count()),
+            ranks: (0..scene.members.count()).map(at_first).collect(),
             outcome: (vec![Time::ZERO; scene.operations as usize], 0, String::new()),
-            speeds: speeds(programs, topology, scene.links),
+            speeds: speeds(programs, topology, scene),
         }
     }
 
     fn launch_of(&self, rank: u32) -> Time {
-        let path = self.topology.constants.path(self.programs.route);
-        launch(path, self.blocks_of(rank).len() as u32).stretched(self.speeds[rank as usize].crowding)
+        let blocks = self.blocks_of_launch(rank);
+        let Some(first) = self.programs.blocks.get(blocks.start as usize) else { return Time::ZERO };
+        let path = self.topology.constants.path(self.programs.kinds[usize::from(first.kind)].route);
+        launch(path, blocks.len() as u32).stretched(self.speeds[rank as usize].crowding)
     }
 
-    /// A rank begins an operation: all its blocks do.
+    /// A rank begins a launch: all its blocks do.
     fn begin(&mut self, rank: u32) {
-        let blocks = self.blocks_of(rank);
-        if blocks.is_empty() || self.work.tiles == 0 {
-            self.end_operation(rank);
+        let blocks = self.blocks_of_launch(rank);
+        if blocks.is_empty() || self.kind_of(blocks.start).work.tiles == 0 {
+            self.end_launch(rank);
             return;
         }
-        self.ranks[rank as usize].0 = blocks.len() as u32;
+        self.ranks[rank as usize].left = blocks.len() as u32;
         for block in blocks.clone() {
             self.blocks[block as usize] = BlockState::default();
         }
         blocks.for_each(|block| self.attempt(block));
     }
 
-    fn blocks_of(&self, rank: u32) -> std::ops::Range<u32> {
-        let first = &self.programs.first_block[rank as usize..];
-        first[0]..first[1]
+    /// The blocks of the launch that a rank runs, or runs next.
+    fn blocks_of_launch(&self, rank: u32) -> Range<u32> {
+        let launch = self.ranks[rank as usize].launch;
+        match launch < self.programs.first_launch[rank as usize + 1] {
+            true => self.programs.launches[launch as usize]..self.programs.launches[launch as usize + 1],
+            false => 0..0,
+        }
+    }
+
+    fn kind_of(&self, block: u32) -> &Kind {
+        &self.kinds[usize::from(self.programs.blocks[block as usize].kind)]
     }
 
     fn step_of(&self, block: u32) -> &'a SimStep {
@@ -207,7 +266,7 @@ impl<'a> Machine<'a> {
         let state = self.blocks[block as usize];
         // Between operations, a rank's blocks do not look.
         let rank = self.programs.blocks[block as usize].rank;
-        let has_begun = self.ranks[rank as usize].0 > 0;
+        let has_begun = self.ranks[rank as usize].left > 0 && self.blocks_of_launch(rank).contains(&block);
         if !has_begun || state.is_busy || state.is_over || self.awaited(block).is_some() {
             return;
         }
@@ -226,10 +285,10 @@ impl<'a> Machine<'a> {
     }
 
     /// Names what the block waits for; None if it can run its step.
-    fn awaited(&self, block: u32) -> Option<String> {
+    fn awaited(&self, block: u32) -> Option<Awaited> {
         let step = self.step_of(block);
         if step.after.0 != NO_DEP && !self.dependency_met(block, step) {
-            return Some(format!("step {} of channel {}", step.after.1, step.after.0));
+            return Some(Awaited::Step(step.after.0, step.after.1));
         }
         let (recv, sends) = (u32::from(step.recv), u32::from(step.near) + u32::from(step.far));
         let of =
@@ -238,19 +297,19 @@ impl<'a> Machine<'a> {
             let connection = self.connection_of(block, step, place);
             let state = &self.connections[connection as usize];
             if place < recv && state.full == 0 {
-                return Some(format!("data of rank {}", of(connection).from));
+                return Some(Awaited::Data(of(connection).from));
             }
             if place >= recv && state.empty == 0 {
-                return Some(format!("room at rank {}", of(connection).to));
+                return Some(Awaited::Room(of(connection).to));
             }
         }
         None
     }
 
-    /// Whether the step of another channel that this one waits for is over, as the interpreters see it.
+    /// True if the step of another channel that this one waits for is over, as the interpreters see it.
     fn dependency_met(&self, block: u32, step: &SimStep) -> bool {
         let own = self.programs.blocks[block as usize];
-        let mut blocks = self.blocks_of(own.rank);
+        let mut blocks = self.blocks_of_launch(own.rank);
         let is_awaited = |other: &u32| {
             let other = self.programs.blocks[*other as usize];
             other.instance == own.instance && other.channel == step.after.0
@@ -259,7 +318,7 @@ impl<'a> Machine<'a> {
         let state = self.blocks[other as usize];
         let awaited = self.programs.blocks[other as usize].first + u32::from(step.after.1);
         let times = self.programs.steps[awaited as usize].times;
-        let (slices, mine) = (self.work.slices.max(1), self.blocks[block as usize].place.tile);
+        let (slices, mine) = (self.kind_of(block).work.slices.max(1), self.blocks[block as usize].place.tile);
         let (at, wanted) = (state.place, u32::from(step.after.1));
         let target = (mine / slices, wanted, times - 1, mine % slices);
         let is_past = (at.tile / slices, at.step, at.repetition, at.tile % slices) > target;
@@ -269,11 +328,12 @@ impl<'a> Machine<'a> {
     /// Streams the tile of a step.
     fn move_data(&mut self, block: u32, step: &SimStep) {
         let plan = self.programs.blocks[block as usize];
-        let bytes = self.programs.tile_bytes(self.blocks[block as usize].place.tile) as f64;
+        let bytes = self.kind_of(block).tile_bytes(self.blocks[block as usize].place.tile) as f64;
+        let times = self.times[usize::from(plan.kind)];
         let passes =
             f64::from(step.near + step.far).max(1.0) + MORE_READS * f64::from(step.reads.saturating_sub(1));
         let speed = self.speeds[plan.rank as usize];
-        let limit = speed.block / passes;
+        let limit = times.block * speed.block / passes;
         let near = u32::from(step.near);
         if near == 0 || bytes == 0.0 {
             let at = self.events.now() + Time::from_ps((bytes / limit).ceil() as u64);
@@ -283,10 +343,11 @@ impl<'a> Machine<'a> {
         self.peers.clear();
         for place in u32::from(step.recv)..u32::from(step.recv) + near {
             let base = self.programs.peers[(step.peers + place) as usize];
-            self.peers.push(self.programs.connections[base as usize].to);
+            self.peers.push(self.scene.members.of(self.programs.connections[base as usize].to));
         }
-        let weight = 1.0 / (self.times.wire_share * speed.wire);
-        self.scene.links.near(plan.rank, &self.peers, weight, &mut self.way);
+        let weight = 1.0 / (times.wire_share * speed.wire);
+        let from = self.scene.members.of(plan.rank);
+        self.scene.links.near(from, &self.peers, weight, &mut self.way);
         let flow = self.flows.begin(self.events.now(), bytes, limit, self.way.hops());
         self.own(flow, Owner::Block(block));
     }
@@ -301,28 +362,29 @@ impl<'a> Machine<'a> {
     /// The data of a step are where they belong: slots change hands.
     fn moved(&mut self, block: u32) {
         let step = self.step_of(block);
-        let (now, times) = (self.events.now(), self.times);
+        let plan = self.programs.blocks[block as usize];
+        let (now, times, net) = (self.events.now(), self.times[usize::from(plan.kind)], self.net);
         let crowding = self.speeds[self.programs.blocks[block as usize].rank as usize].crowding;
         let (recv, near, far) = (u32::from(step.recv), u32::from(step.near), u32::from(step.far));
         for place in 0..recv {
             let connection = self.connection_of(block, step, place);
             let is_far = self.is_far(connection);
-            let back = if is_far { times.net.wire + times.net.further } else { times.credit };
+            let back = if is_far { net.wire + net.further } else { times.credit };
             self.events.add(now + back, Event::Empty(connection));
         }
         for place in recv..recv + near {
             let full = Event::Full(self.connection_of(block, step, place));
             self.events.add(now + times.hop.stretched(crowding), full);
         }
-        let bytes = self.programs.tile_bytes(self.blocks[block as usize].place.tile);
+        let bytes = self.kind_of(block).tile_bytes(self.blocks[block as usize].place.tile);
         for place in recv + near..recv + near + far {
             let connection = self.connection_of(block, step, place);
             let rank = self.programs.blocks[block as usize].rank;
-            let operation = self.ranks[rank as usize].1 + 1;
+            let operation = self.ranks[rank as usize].operations + 1;
             let stream = &mut self.streams[connection as usize];
             let is_first = std::mem::replace(&mut stream.sent_in, operation) != operation;
             stream.waiting.push_back(bytes);
-            let at = self.proxies.work(rank, now, times.net.of_proxy(is_first));
+            let at = self.proxies.work(rank, now, net.of_proxy(is_first));
             self.events.add(at, Event::Sent(connection));
         }
         self.events.add(now + times.step.stretched(crowding), Event::Free(block));
@@ -351,7 +413,9 @@ impl<'a> Machine<'a> {
         stream.ready -= 1;
         let bytes = stream.waiting.pop_front().unwrap_or(0);
         let plan = self.programs.connections[(connection / self.programs.instances) as usize];
-        self.scene.links.far(plan.from, plan.to, plan.lane.into(), &mut self.way);
+        let members = self.scene.members;
+        let (from, to) = (members.of(plan.from), members.of(plan.to));
+        self.scene.links.far(from, to, plan.lane.into(), &mut self.way);
         let flow =
             self.flows.begin(self.events.now(), (bytes as f64).max(1.0), f64::INFINITY, self.way.hops());
         self.own(flow, Owner::Connection(connection));
@@ -359,11 +423,11 @@ impl<'a> Machine<'a> {
 
     /// A message is at the receiver's host: its proxy tells the block.
     fn received(&mut self, connection: u32) {
-        let to = self.programs.connections[(connection / self.programs.instances) as usize].to;
-        let operation = self.ranks[to as usize].1 + 1;
+        let to = self.programs.connections[(connection / self.programs.instances) as usize].actor;
+        let operation = self.ranks[to as usize].operations + 1;
         let taken_in = &mut self.streams[connection as usize].taken_in;
         let is_first = std::mem::replace(taken_in, operation) != operation;
-        let at = self.proxies.work(to, self.events.now(), self.times.net.of_proxy(is_first));
+        let at = self.proxies.work(to, self.events.now(), self.net.of_proxy(is_first));
         self.events.add(at, Event::Full(connection));
     }
 
@@ -371,33 +435,42 @@ impl<'a> Machine<'a> {
     fn advance(&mut self, block: u32) {
         let step = self.step_of(block);
         let plan = self.programs.blocks[block as usize];
+        let work = self.kinds[usize::from(plan.kind)].work;
         let state = &mut self.blocks[block as usize];
-        state.place.advance(&self.work, step.times, u32::from(plan.count));
-        state.is_over = state.place.tile >= self.work.tiles;
+        state.place.advance(&work, step.times, u32::from(plan.count));
+        state.is_over = state.place.tile >= work.tiles;
         if step.signals {
             let of_instance = |other: &u32| {
                 self.programs.blocks[*other as usize].instance == plan.instance && *other != block
             };
-            let others: Vec<u32> = self.blocks_of(plan.rank).filter(of_instance).collect();
+            let others: Vec<u32> = self.blocks_of_launch(plan.rank).filter(of_instance).collect();
             others.into_iter().for_each(|other| self.attempt(other));
         }
         if !self.blocks[block as usize].is_over {
             self.attempt(block);
             return;
         }
-        let left = &mut self.ranks[plan.rank as usize].0;
+        let left = &mut self.ranks[plan.rank as usize].left;
         *left -= 1;
         if *left == 0 {
-            self.end_operation(plan.rank);
+            self.end_launch(plan.rank);
         }
     }
 
-    /// A rank has ended an operation: it begins the next one.
-    fn end_operation(&mut self, rank: u32) {
+    /// A rank has ended a launch: it begins the next one, of this operation or of another.
+    fn end_launch(&mut self, rank: u32) {
         let now = self.events.now();
-        let (left, operations) = &mut self.ranks[rank as usize];
-        (*left, *operations) = (0, *operations + 1);
-        let done = *operations;
+        let launches = &self.programs.first_launch[rank as usize..];
+        let (first, end) = (launches[0], launches[1]);
+        let state = &mut self.ranks[rank as usize];
+        (state.left, state.launch) = (0, state.launch + 1);
+        if state.launch < end {
+            let next = now + self.launch_of(rank);
+            self.events.add(next, Event::Begin(rank));
+            return;
+        }
+        (state.operations, state.launch) = (state.operations + 1, first);
+        let done = state.operations;
         let ended = &mut self.outcome.0[done as usize - 1];
         *ended = now.max(*ended);
         if done < self.scene.operations {
@@ -408,18 +481,22 @@ impl<'a> Machine<'a> {
 
     /// Checks that every rank has ended.
     fn check_ended(&self) -> Result<()> {
-        let is_late = |rank: &u32| self.ranks[*rank as usize].1 < self.scene.operations;
-        let Some(rank) = (0..self.topology.size()).find(is_late) else { return Ok(()) };
-        let stuck = self.blocks_of(rank).find(|block| !self.blocks[*block as usize].is_over);
+        let is_late = |rank: &u32| self.ranks[*rank as usize].operations < self.scene.operations;
+        let Some(rank) = (0..self.scene.members.count()).find(is_late) else { return Ok(()) };
+        let stuck = self.blocks_of_launch(rank).find(|block| !self.blocks[*block as usize].is_over);
         let waits = stuck.map_or("nothing".into(), |block| {
             let place = self.blocks[block as usize].place;
-            let what = self.awaited(block).unwrap_or_else(|| "nothing".into());
+            let what =
+                self.awaited(block).map_or("nothing".into(), |awaited| awaited.in_words(self.scene.members));
             format!(
                 "channel {} in step {} for {what}",
                 self.programs.blocks[block as usize].channel, place.step
             )
         });
-        Err(SimError::Stuck { us: self.events.now().us(), waits: format!("rank {rank} waits in {waits}") })
+        Err(SimError::Stuck {
+            us: self.events.now().us(),
+            waits: format!("rank {} waits in {waits}", self.scene.members.of(rank)),
+        })
     }
 }
 
@@ -447,7 +524,7 @@ impl<'a> World<'a> for Machine<'a> {
                 match self.owners[ending.flow as usize].take() {
                     Some(Owner::Block(block)) => self.moved(block),
                     Some(Owner::Connection(connection)) => {
-                        let at = self.events.now() + self.times.net.wire;
+                        let at = self.events.now() + self.net.wire;
                         self.events.add(at, Event::Received(connection));
                         self.send_next(connection);
                     }
@@ -478,22 +555,26 @@ impl<'a> World<'a> for Machine<'a> {
 }
 
 /// The speeds of all ranks: senders to several peers reach less of the wire, blocks may share a processor.
-fn speeds(programs: &Programs, topology: &Topology, links: &Links<'_>) -> Vec<Speed> {
-    let ranks = topology.size();
+fn speeds(programs: &Programs, topology: &Topology, scene: Scene<'_>) -> Vec<Speed> {
+    let Scene { links, members, .. } = scene;
+    let ranks = members.count();
     let mut peer: Vec<Option<u32>> = vec![None; ranks as usize];
-    let block = per_ps(topology.constants.path(programs.route).block_gbs);
-    let mut speeds: Vec<Speed> =
-        (0..ranks).map(|rank| Speed { wire: ONE_PEER, block, crowding: links.crowding(rank) }).collect();
+    let mut speeds: Vec<Speed> = (0..ranks)
+        .map(|rank| Speed { wire: ONE_PEER, block: 1.0, crowding: links.crowding(members.of(rank)) })
+        .collect();
     for connection in programs.connections.iter().filter(|connection| !connection.is_far) {
         let first = peer[connection.from as usize].get_or_insert(connection.to);
-        if *first != connection.to && ranks > 2 {
+        if *first != connection.to && members.each > 2 {
             speeds[connection.from as usize].wire = topology.constants.all_to_all;
         }
     }
     if topology.device == DeviceKind::Host {
         for rank in 0..ranks {
             // A rank's thread runs all its blocks.
-            let blocks = programs.first_block[rank as usize + 1] - programs.first_block[rank as usize];
+            let launches = programs.first_launch[rank as usize]..programs.first_launch[rank as usize + 1];
+            let blocks =
+                |launch: u32| programs.launches[launch as usize + 1] - programs.launches[launch as usize];
+            let blocks = launches.map(blocks).max().unwrap_or(1);
             let speed = &mut speeds[rank as usize];
             speed.block /= f64::from(blocks.max(1)) * speed.crowding;
         }

@@ -9,10 +9,12 @@ mod tuner;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use abi_stable::std_types::RStr;
+use abi_stable::std_types::{RStr, RVec};
 use abi_stable::type_level::downcasting::TD_Opaque;
 
-use super::raw::{RawComponent, RawHost, RawHost_TO, RawHostBox, plain, plain_level, plain_subsys};
+use super::raw::{
+    RawComponent, RawFigure, RawHost, RawHost_TO, RawHostBox, plain, plain_level, plain_subsys,
+};
 use crate::builtin::Component;
 use crate::error::Result;
 use crate::host::Log;
@@ -47,6 +49,16 @@ impl RawHost for HostSide {
 
     fn stress(&self, what: RStr<'_>) {
         let _ = catch_unwind(AssertUnwindSafe(|| self.0.stress(what.as_str()))); // as above
+    }
+
+    fn count(&self, net: RStr<'_>, rail: RStr<'_>, what: RStr<'_>, by: u64) {
+        let count = || self.0.count(net.as_str(), rail.as_str(), what.as_str(), by);
+        let _ = catch_unwind(AssertUnwindSafe(count)); // as above
+    }
+
+    fn figures(&self) -> RVec<RawFigure> {
+        let figures = catch_unwind(AssertUnwindSafe(|| self.0.figures())); // as above
+        figures.unwrap_or_default().into_iter().map(RawFigure::from).collect()
     }
 }
 

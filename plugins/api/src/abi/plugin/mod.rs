@@ -18,7 +18,7 @@ use super::raw::RawError;
 use crate::error::{Error, Result};
 use crate::host::Log;
 
-/// What all objects of one component share: whether one of them panicked.
+/// The state that all objects of one component share: whether one of them panicked.
 #[derive(Clone, Default)]
 struct Guard(Arc<GuardState>);
 

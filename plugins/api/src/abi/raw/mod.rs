@@ -8,11 +8,11 @@ pub mod net;
 pub mod profiler;
 pub mod tuner;
 
-use abi_stable::std_types::{RBox, RErr, ROk, RResult, RStr, RString};
+use abi_stable::std_types::{RBox, RErr, ROk, RResult, RStr, RString, RVec};
 use abi_stable::{StableAbi, sabi_trait};
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::host::{Level, Listener, Log, Subsys};
+use crate::host::{Figure, Level, Listener, Log, Subsys};
 
 pub use manifest::{RawComponent, RawManifest, RawManifest_Ref};
 
@@ -60,6 +60,41 @@ pub trait RawHost: Send + Sync {
     fn line(&self, level: u32, subsys: u64, text: RStr<'_>);
     #[sabi(last_prefix_field)]
     fn stress(&self, what: RStr<'_>);
+    fn count(&self, net: RStr<'_>, rail: RStr<'_>, what: RStr<'_>, by: u64) {
+        let _ = (net, rail, what, by);
+    }
+    fn figures(&self) -> RVec<RawFigure> {
+        RVec::new()
+    }
+}
+
+/// [`Figure`]. Bits of `kind`: 0 a sum. Labels are keys and values in turn.
+#[repr(C)]
+#[derive(StableAbi)]
+pub struct RawFigure {
+    pub name: RString,
+    pub labels: RVec<RString>,
+    pub value: u64,
+    pub kind: u64,
+    pub room: [u64; 2],
+}
+
+impl From<Figure> for RawFigure {
+    fn from(Figure { name, labels, value, is_sum }: Figure) -> Self {
+        let labels = labels.into_iter().flat_map(|(key, value)| [key.into(), value.into()]).collect();
+        Self { name: name.into(), labels, value, kind: u64::from(is_sum), room: [0; 2] }
+    }
+}
+
+impl From<RawFigure> for Figure {
+    fn from(raw: RawFigure) -> Self {
+        let mut parts = raw.labels.into_iter().map(String::from);
+        let mut labels = Vec::new();
+        while let (Some(key), Some(value)) = (parts.next(), parts.next()) {
+            labels.push((key, value));
+        }
+        Self::new(raw.name.into(), labels, raw.value, raw.kind & 1 != 0)
+    }
 }
 
 pub type RawHostBox = RawHost_TO<'static, RBox<()>>;
@@ -79,6 +114,14 @@ impl Listener for Host {
 
     fn stress(&self, what: &str) {
         self.0.stress(what.into());
+    }
+
+    fn count(&self, net: &str, rail: &str, what: &str, by: u64) {
+        self.0.count(net.into(), rail.into(), what.into(), by);
+    }
+
+    fn figures(&self) -> Vec<Figure> {
+        self.0.figures().into_iter().map(Figure::from).collect()
     }
 }
 

@@ -8,8 +8,8 @@ use super::{RawError, RawHostBox};
 use crate::collnet::DataType;
 use crate::error::{Error, Result};
 use crate::tuner::{
-    Agreement, Algorithm, Answer, Candidate, Decision, Executor, Function, Protocol, Question, Reduction,
-    Status,
+    Agreement, Algorithm, Answer, Candidate, Class, Decision, Executor, Function, Protocol, Question,
+    Reduction, Status,
 };
 
 #[sabi_trait]
@@ -229,7 +229,7 @@ fn status_number(status: &Status<'_>) -> u32 {
     }
 }
 
-/// [`Answer`].
+/// [`Answer`]. `room[0]`: one more than the number of the class; 0 = not given.
 #[repr(C)]
 #[derive(StableAbi, Clone, Copy)]
 pub struct RawAnswer {
@@ -241,14 +241,16 @@ pub struct RawAnswer {
 impl From<Answer> for RawAnswer {
     fn from(answer: Answer) -> Self {
         let order = answer.order.map(|place| place as u64);
-        Self { order: order.into(), channels: answer.channels.into(), room: [0; 4] }
+        let class = answer.class.map_or(0, |class| class as u64 + 1);
+        Self { order: order.into(), channels: answer.channels.into(), room: [class, 0, 0, 0] }
     }
 }
 
 impl From<RawAnswer> for Answer {
     fn from(raw: RawAnswer) -> Self {
         let place = |place| usize::try_from(place).unwrap_or(usize::MAX);
-        Self { order: raw.order.into_option().map(place), channels: raw.channels.into_option() }
+        let class = nth(&Class::ALL, raw.room[0]);
+        Self { order: raw.order.into_option().map(place), channels: raw.channels.into_option(), class }
     }
 }
 

@@ -59,7 +59,7 @@ struct Flight {
     segments: usize,
 }
 
-/// What a request is to C: the way to its connection and its slot there.
+/// A request as C sees it: the way to its connection and its slot there.
 pub struct Ticket {
     pub comm: *const Comm,
     slot: usize,
@@ -123,8 +123,8 @@ impl Comm {
         Ok(self.ticket(&mut inner, request, 0))
     }
 
-    /// Whether the request of a ticket is over, and then how many of `sizes` count. They come in as what the
-    /// host assumes if the plugin does not know.
+    /// Asks whether the request of a ticket is over, and then answers how many of `sizes` count. They come in
+    /// as what the host assumes if the plugin does not know.
     pub fn test(&self, ticket: &Ticket, sizes: &mut [usize; MAX_RECVS]) -> Result<Option<usize>> {
         let mut inner = self.inner()?;
         let flight = inner.flight(ticket)?;

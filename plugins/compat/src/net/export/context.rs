@@ -1,4 +1,4 @@
-//! What is open of an exported plugin: contexts, and connections on their way.
+//! The open objects of an exported plugin: contexts, and connections on their way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -31,7 +31,7 @@ struct Open {
     /// The virtual devices in the order in which they were made. NCCL makes them once per process, so
     /// contexts that are opened later must get them too.
     virtuals: Vec<Vec<u32>>,
-    /// Whether `init` began anew, and nothing was asked since: NCCL calls `devices` then if it has unloaded
+    /// True if `init` began anew, and nothing was asked since: NCCL calls `devices` then if it has unloaded
     /// us in between.
     begins: bool,
     /// Names and paths of devices that were asked for. NCCL keeps their addresses.

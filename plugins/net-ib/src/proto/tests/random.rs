@@ -344,7 +344,7 @@ fn a_rail_that_loses_acknowledgements_does_not_come_back() {
     }
 }
 
-/// What breaks with the first chunk of each epoch, as memory does that the device does not reach: probes go
+/// A rail breaks with the first chunk of each epoch, as with memory that the device does not reach: probes go
 /// both ways, so the rail comes up again and again.
 #[test]
 fn faults_that_only_data_meets_end_at_the_deadline() {

@@ -504,7 +504,7 @@ impl World {
         )
     }
 
-    /// Whether the last immediate of a slot can be read back; keeps `Imm` honest in long runs.
+    /// Checks that the last immediate of a slot can be read back; keeps `Imm` honest in long runs.
     pub fn check_numbers(&self) {
         for &slot in &self.returned {
             let imm = Imm { slot, chunk: 0, count: 1, full: false };

@@ -1,9 +1,10 @@
-//! The memory of a process's journals: an anonymous file that programs of the same user find in
+//! The memory of a process that others may read: an anonymous file that programs of the same user find in
 //! `/proc/PID/fd`, so that a process is read without its help, also when it is stopped.
 //!
-//! The file consists of **slots** of 8 KiB. The first says whose they are; each of the others holds one
-//! journal or is free. It goes when the process ends. With `HAWSER_PROGRESS_DIR` it is a file of that folder
-//! and stays. Where neither can be made, journals lie in ordinary memory, which nobody else can read.
+//! The file consists of **slots** of 8 KiB. The first says whose they are; each of the others holds the
+//! journal of a communicator, the figures of the process ([`crate::figures`]), or nothing. It goes when the
+//! process ends. With `HAWSER_PROGRESS_DIR` it is a file of that folder and stays. Where neither can be made,
+//! slots lie in ordinary memory, which nobody else can read.
 
 use std::fs::OpenOptions;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,9 +13,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use hawser_base::env;
-use hawser_base::liveness::{Identity, forked};
-use hawser_base::log::{self, Subsys};
+use crate::env;
+use crate::liveness::{Identity, forked};
+use crate::log::{self, Subsys};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
@@ -25,7 +26,7 @@ pub const SLOT_WORDS: usize = 1024;
 /// Bytes of a slot.
 pub const SLOT_BYTES: usize = 8 * SLOT_WORDS;
 /// The first word of the first slot: the format of the file.
-pub const FORMAT: u64 = u64::from_le_bytes(*b"hawserP1");
+pub const FORMAT: u64 = u64::from_le_bytes(*b"hawserP2");
 /// The place of the process's identity in the first slot, in bytes.
 pub const IDENTITY_AT: usize = 64;
 
@@ -61,6 +62,12 @@ impl Slot {
     /// Its words.
     pub fn words(&self) -> &'static [AtomicU64; SLOT_WORDS] {
         self.words
+    }
+}
+
+impl Default for Slot {
+    fn default() -> Self {
+        Self::new()
     }
 }
 

@@ -12,8 +12,8 @@ pub(super) const ALGORITHMS: usize = 7;
 pub(super) const PROTOCOLS: usize = 3;
 const IMPOSSIBLE: f32 = -1.0;
 
-/// What is added to a time that nobody has compared with a measured one: plugins know no such thing, and
-/// those that take the lowest time should leave it alone.
+/// The time that is added to one that nobody has compared with a measured one: plugins know no such thing,
+/// and those that take the lowest time should leave it alone.
 const UNMEASURED_US: f32 = 1e6;
 
 /// The table.
@@ -90,7 +90,7 @@ impl CostTable {
 pub(super) struct Applied {
     /// The first candidate whose cell the plugin set to 0.
     pub(super) order: Option<usize>,
-    /// Whether something was no time and is therefore left as it was: not a number, infinite, or a
+    /// True if something was no time and is therefore left as it was: not a number, infinite, or a
     /// combination that was impossible.
     pub(super) is_odd: bool,
 }

@@ -1,0 +1,225 @@
+//! Communicators for kernels: what a program asks for, read by its version, and what it gets.
+//!
+//! Only load-store teams are offered: barriers, buffers and windows. What needs multicast, a network in
+//! kernels or counted transfers is refused.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use hawser_runtime::lsa::layout::{Family, LEAST_DEV_COMM};
+use hawser_runtime::lsa::resources::{Buffer, Wanted};
+use hawser_runtime::{Error, Result};
+
+use crate::args::{self, In, Out};
+use crate::handle::{CommPtr, Handle};
+use crate::p2p::grouped;
+use crate::requirements::Requirement;
+use crate::teams;
+use crate::types::{API_MAGIC, DevCommRequirements, TeamRequirement, UNDEF_INT, VERSION_CODE};
+
+/// The version that a struct without a header is taken for: 2.28.9 is the last one.
+const HEADLESS: u32 = 22809;
+/// Length of that struct.
+const HEADLESS_BYTES: usize = 56;
+/// Bytes of a resource's needs that all versions have: what follows is about the network.
+const LEAST_REQUIREMENT: usize = 32;
+/// Most entries of a list: more is a list that bites its tail.
+const MOST_ENTRIES: usize = 1 << 16;
+
+nccl_api! {
+    /// Makes a communicator for kernels. All ranks call it; in a group its end makes it.
+    fn ncclDevCommCreate / pncclDevCommCreate(comm: CommPtr, reqs: In<DevCommRequirements>,
+        outDevComm: Out<u8>) {
+        grouped(comm.ready().and_then(|handle| handle.name(create(&handle, reqs, outDevComm))))
+    }
+
+    /// Frees a communicator for kernels.
+    fn ncclDevCommDestroy / pncclDevCommDestroy(comm: CommPtr, devComm: In<[u8; LEAST_DEV_COMM]>) {
+        let handle = comm.ready()?;
+        let bytes = devComm.read("devComm")?;
+        handle.name(handle.comm.destroy_dev_comm(Family::resource_window(&bytes)))
+    }
+}
+
+/// The length of an `ncclDevComm` of this library's version.
+pub fn own_bytes() -> usize {
+    Family::of(VERSION_CODE.unsigned_abs()).map_or(0, |family| family.offsets().bytes)
+}
+
+fn create(handle: &Arc<Handle>, reqs: In<DevCommRequirements>, out: Out<u8>) -> Result<()> {
+    let (given, version, has_header) = read(reqs)?;
+    out.check("outDevComm")?;
+    let family = Family::of(version).ok_or_else(|| unknown(version))?;
+    let (lists, teams) = (Lists(&given), teams::rails(handle)?);
+    refuse_network(&given, teams, handle.comm.ranks())?;
+    lists.refuse_multicast()?;
+    let resources = lists.resources(has_header)?;
+    let count = |name: &str, value: i32| {
+        u32::try_from(value).map_err(|_| {
+            Error::invalid_argument(format!("{name} is {value}")).remedy("pass a number that is not negative")
+        })
+    };
+    let wanted = Wanted {
+        version,
+        family,
+        lsa_barriers: count("lsaBarrierCount", given.lsa_barriers)?,
+        barriers: count("barrierCount", given.barriers)?,
+        rail_barriers: count("railGinBarrierCount", given.rail_barriers)?,
+        buffers: resources.iter().map(buffer).collect::<Result<_>>()?,
+    };
+    let places: Vec<Out<u32>> =
+        resources.iter().map(|resource| Out::inside(resource.out_buffer.cast_mut().cast())).collect();
+    handle.comm.make_dev_comm(wanted, move |made| {
+        for (place, handle) in places.iter().zip(made.handles) {
+            place.set_if_given(handle);
+        }
+        out.set_bytes("outDevComm", &made.image)
+    })?;
+    handle.progress()
+}
+
+/// The resources that a program asks for, the version that it was compiled with, and whether its struct says
+/// so.
+fn read(reqs: In<DevCommRequirements>) -> Result<(DevCommRequirements, u32, bool)> {
+    if let Some(given) = reqs.read_headless("reqs", NOTHING, API_MAGIC, HEADLESS_BYTES)? {
+        return Ok((given, HEADLESS, false));
+    }
+    let given = reqs.read_versioned("reqs", NOTHING, API_MAGIC)?;
+    let version = if given.use_runtime_version != 0 { VERSION_CODE.unsigned_abs() } else { given.version };
+    Ok((given, version, true))
+}
+
+/// Nothing is asked for.
+const NOTHING: DevCommRequirements = DevCommRequirements {
+    size: 0,
+    magic: 0,
+    version: 0,
+    resources: std::ptr::null(),
+    teams: std::ptr::null(),
+    lsa_multimem: 0,
+    barriers: 0,
+    lsa_barriers: 0,
+    rail_barriers: 0,
+    lla2a_blocks: 0,
+    lla2a_slots: 0,
+    gin_force_enable: 0,
+    gin_contexts: 0,
+    gin_signals: 0,
+    gin_counters: 0,
+    gin_connection_type: 0,
+    gin_exclusive_contexts: 0,
+    gin_queue_depth: 0,
+    gin_traffic_class: UNDEF_INT,
+    world_barriers: 0,
+    gin_strong_signals: 0,
+    gin_va_signals: 0,
+    gin_custom_stride: 1,
+    gin_type: 0,
+    use_runtime_version: 0,
+    cft_caps: 0,
+    cft_barriers: 0,
+};
+
+/// Refuses what kernels would need a network or counted transfers for; `rails` is the number of load-store
+/// teams.
+fn refuse_network(given: &DevCommRequirements, rails: u32, ranks: u32) -> Result<()> {
+    let network = [
+        ("ginForceEnable", given.gin_force_enable != 0),
+        ("ginSignalCount", given.gin_signals != 0),
+        ("ginCounterCount", given.gin_counters != 0),
+        ("ginConnectionType", given.gin_connection_type != 0),
+        ("railGinBarrierCount", given.rail_barriers != 0 && rails > 1),
+        ("worldGinBarrierCount", given.world_barriers != 0 && ranks > 1),
+        ("barrierCount", given.barriers != 0 && rails > 1),
+    ];
+    if let Some((name, _)) = network.into_iter().find(|(_, is_asked)| *is_asked) {
+        return Err(no_network(name));
+    }
+    if given.cft_caps != 0 || given.cft_barriers != 0 {
+        let text = "cftCaps or cftBarrierCount asks for counted transfers, which there are none of \
+                    (ncclCommQueryProperties says cftSupport = false)";
+        return Err(Error::invalid_usage(text).remedy("use the load-store team"));
+    }
+    Ok(())
+}
+
+fn no_network(name: &str) -> Error {
+    Error::invalid_usage(format!(
+        "{name} asks for a network in kernels (GIN), which there is none of (ncclCommQueryProperties says \
+         ginType = 0)"
+    ))
+    .remedy("ask for nothing of GIN within a load-store team; between teams use ncclPutSignal or collectives")
+}
+
+/// The lists of needs.
+struct Lists<'a>(&'a DevCommRequirements);
+
+impl Lists<'_> {
+    /// The needs of resources. Without a header what they say of the network is not looked at: not all
+    /// versions have it.
+    fn resources(&self, has_header: bool) -> Result<Vec<Requirement>> {
+        let (mut found, mut next) = (Vec::new(), self.0.resources.cast::<c_void>());
+        while !next.is_null() {
+            check_length(found.len(), "resourceRequirementsList")?;
+            let least = In::inside(next.cast::<[u8; LEAST_REQUIREMENT]>());
+            let one = match has_header {
+                true => In::inside(next.cast::<Requirement>()).read("resourceRequirementsList")?,
+                false => Requirement::of_least(least.read("resourceRequirementsList")?),
+            };
+            if one.signals != 0 || one.counters != 0 {
+                return Err(no_network("resourceRequirementsList"));
+            }
+            next = one.next;
+            found.push(one);
+        }
+        Ok(found)
+    }
+
+    /// There is no multicast, so whoever asks for it is refused, with NVIDIA's code.
+    fn refuse_multicast(&self) -> Result<()> {
+        let refuse = |name: &str| {
+            Err(Error::invalid_argument(format!(
+                "{name} asks for multicast, which there is none of (ncclCommQueryProperties says \
+                 multimemSupport = false)"
+            ))
+            .remedy("use the pointers of single ranks (ncclGetLsaPointer)"))
+        };
+        if self.0.lsa_multimem != 0 {
+            return refuse("lsaMultimem");
+        }
+        let (mut next, mut seen) = (self.0.teams, 0);
+        while !next.is_null() {
+            check_length(seen, "teamRequirementsList")?;
+            let one: TeamRequirement = In::inside(next).read("teamRequirementsList")?;
+            if one.multimem != 0 {
+                return refuse("teamRequirementsList");
+            }
+            (next, seen) = (one.next, seen + 1);
+        }
+        Ok(())
+    }
+}
+
+fn check_length(seen: usize, name: &str) -> Result<()> {
+    if seen < MOST_ENTRIES {
+        return Ok(());
+    }
+    Err(Error::invalid_argument(format!("{name} has no end")).remedy("end the list with next = NULL"))
+}
+
+fn buffer(resource: &Requirement) -> Result<Buffer> {
+    let align = resource.buffer_alignment.max(1);
+    if !align.is_power_of_two() {
+        return Err(Error::invalid_argument(format!("bufferAlign is {align}")).remedy("pass a power of two"));
+    }
+    args::buffer("bufferSize", align as *const c_void, resource.buffer_bytes)?;
+    Ok(Buffer { bytes: resource.buffer_bytes as u64, align: align as u64 })
+}
+
+fn unknown(version: u32) -> Error {
+    let (major, minor, patch) = (version / 10000, version / 100 % 100, version % 100);
+    Error::invalid_usage(format!(
+        "reqs is of NCCL {major}.{minor}.{patch}, whose ncclDevComm Hawser does not know"
+    ))
+    .remedy("compile the program with NCCL 2.28.7 to 2.29.3, 2.29.7, 2.30 up to 2.30.7, or 2.32.3")
+}

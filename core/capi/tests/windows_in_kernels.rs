@@ -1,0 +1,109 @@
+//! Windows whose handles kernels follow, through the C interface, on the stand-in for CUDA's driver. Its
+//! device memory is memory of the host, so the test reads what kernels would read.
+
+mod support;
+
+/// A test of its own process has a module in its name.
+mod on_the_stand_in {
+    use std::io::{Write, stderr};
+    use std::ptr::null;
+
+    use hawser_device::cuda::fake::with_fake_driver;
+
+    use crate::support::*;
+
+    const ENV: [(&str, &str); 3] =
+        [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none"), ("HAWSER_DEVICE", "cuda")];
+    const BYTES: usize = 1 << 20;
+
+    /// A word of memory of the stand-in.
+    fn word<T: Copy>(address: Ptr, offset: usize) -> T {
+        // SAFETY: memory of this process; the test passes places that hold a T.
+        unsafe { address.cast::<u8>().add(offset).cast::<T>().read() }
+    }
+
+    /// Registers the windows of all ranks in one thread, in a group.
+    fn register(comms: &[Comm], buffers: &[Ptr], flags: i32) -> Vec<Ptr> {
+        let mut windows = vec![null(); comms.len()];
+        ok(ncclGroupStart());
+        for ((&comm, &buffer), window) in comms.iter().zip(buffers).zip(&mut windows) {
+            ok(ncclCommWindowRegister(comm, buffer, BYTES, window, flags));
+        }
+        ok(ncclGroupEnd());
+        windows
+    }
+
+    #[test]
+    fn handles_are_addresses_and_host_functions_know_them() {
+        let name = "handles_are_addresses_and_host_functions_know_them";
+        if hawser_kernels::FATBINS.is_empty() {
+            let _ = writeln!(stderr(), "skipped: no kernels are built in; HAWSER_CUDA_ARCHS=90 builds them");
+            return;
+        }
+        with_fake_driver(module_path!(), name, &ENV, || {
+            let comms = several(2);
+            let mut properties = [0u64; 19];
+            (properties[0], properties[1]) = (152, 0xcafe_beef | 23203 << 32);
+            ok(ncclCommQueryProperties(comms[0], properties.as_mut_ptr().cast()));
+            assert_eq!(properties[4] & 0xffff, 1, "the device API, and no multicast");
+            assert_eq!((ncclTeamLsa(comms[1]), properties[5] >> 32), (Team(2, 1, 1), 1), "one team");
+            let buffers: Vec<Ptr> = comms.iter().map(|_| allocated()).collect();
+            let windows = register(&comms, &buffers, 1);
+            for (rank, &window) in (0..).zip(&windows) {
+                let (base, stride): (u64, u32) = (word(window, 8), word(window, 24));
+                assert_eq!((word::<i32>(window, 16), word::<i32>(window, 20)), (rank, rank));
+                for peer in 0..2 {
+                    let (mut near, mut by_peer) = (null(), null());
+                    ok(ncclGetLsaDevicePointer(window, 8, peer, &mut near));
+                    ok(ncclGetPeerDevicePointer(window, 8, peer, &mut by_peer));
+                    let expected = base + (u64::from(stride * peer.unsigned_abs()) << 32) + 8;
+                    assert_eq!((near as u64, by_peer as u64), (expected, expected));
+                }
+                let mut user = null();
+                ok(ncclWinGetUserPtr(comms[rank as usize], window, &mut user));
+                assert_eq!(user, buffers[rank as usize]);
+            }
+            // Windows without the flag are for the host: their handles are odd.
+            let plain = register(&comms, &buffers, 0);
+            assert!(plain.iter().all(|window| *window as usize & 1 == 1));
+            for (rank, &comm) in comms.iter().enumerate() {
+                ok(ncclCommWindowDeregister(comm, windows[rank]));
+                assert_eq!(ncclCommWindowDeregister(comm, windows[rank]), INVALID_ARGUMENT);
+                ok(ncclCommWindowDeregister(comm, plain[rank]));
+            }
+            made_and_destroyed(&comms);
+            comms.into_iter().for_each(|comm| ok(ncclCommDestroy(comm)));
+            buffers.into_iter().for_each(|buffer| ok(ncclMemFree(buffer)));
+            ncclResetDebugInit();
+            hawser_base::log::set_last_error("");
+        });
+    }
+
+    /// Communicators for kernels of a program of 2.28, whose struct of needs has no header, made in a group.
+    fn made_and_destroyed(comms: &[Comm]) {
+        const GUARD: u32 = 0x5555_5555;
+        // Three barriers of the load-store team.
+        let needs = [0u64, 0, 0, 3, 0, 0, 0];
+        let mut made = vec![[GUARD; 64]; comms.len()];
+        ok(ncclGroupStart());
+        for (&comm, made) in comms.iter().zip(&mut made) {
+            ok(ncclDevCommCreate(comm, needs.as_ptr().cast(), made.as_mut_ptr().cast()));
+            assert_eq!(made[0], GUARD, "nothing before the end of the group");
+        }
+        ok(ncclGroupEnd());
+        for (rank, made) in (0..).zip(&made) {
+            assert_eq!(made[..6], [rank, 2, 1 << 31, rank, 2, 1 << 31]);
+            assert_eq!((made[31], made[50]), (3, GUARD), "three barriers, and 200 bytes");
+        }
+        for (&comm, made) in comms.iter().zip(&made) {
+            ok(ncclDevCommDestroy(comm, made.as_ptr().cast()));
+            assert_eq!(ncclDevCommDestroy(comm, made.as_ptr().cast()), INVALID_ARGUMENT, "only once");
+        }
+    }
+
+    fn allocated() -> Ptr {
+        let mut buffer = std::ptr::null_mut();
+        ok(ncclMemAlloc(&mut buffer, BYTES));
+        buffer.cast_const().cast()
+    }
+}

@@ -1,0 +1,132 @@
+//! Windows and communicators for kernels of the user. Collective calls wait for the other ranks: at once, or
+//! at the end of the open group.
+
+use std::sync::Arc;
+
+use hawser_base::env;
+use hawser_base::error::{Error, Result};
+use hawser_base::lock::lock;
+use hawser_base::log;
+use hawser_base::wait::Wait;
+
+use super::suspend::fail_with;
+use super::{Comm, State};
+use crate::comm_state::CommState;
+use crate::lsa::resources::{DevComm, Wanted};
+
+/// The ranks whose memory a rank's kernels load and store: neighbours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadStoreTeam {
+    /// Rank of the first one in the communicator.
+    pub first: u32,
+    /// Number of ranks.
+    pub ranks: u32,
+}
+
+impl Comm {
+    /// The ranks whose memory this rank loads and stores: those that map each other's windows; else all, if
+    /// they are in one process whose devices reach each other's memory, or this one alone.
+    ///
+    /// # Errors
+    /// As [`Comm::state`].
+    pub fn load_store_team(&self) -> Result<LoadStoreTeam> {
+        let state = self.state()?;
+        let team = state.lsa.team();
+        Ok(match state.lsa.missing() {
+            Some(_) if state.is_load_store => LoadStoreTeam { first: 0, ranks: self.ranks() },
+            _ => LoadStoreTeam { first: team.first, ranks: team.ranks() },
+        })
+    }
+
+    /// The reason why kernels of the user cannot have windows of other ranks, if so.
+    ///
+    /// # Errors
+    /// As [`Comm::state`].
+    pub fn kernels_cannot_have_windows(&self) -> Result<Option<&'static str>> {
+        self.state().map(|state| state.lsa.missing())
+    }
+
+    /// Makes a window that kernels can use of a symmetric window, and hands `then` its handle; none if the
+    /// memory of some rank does not allow it. Collective.
+    ///
+    /// # Errors
+    /// Another rank did not answer, mapping failed, or what `then` says.
+    pub fn make_window_for_kernels(
+        &self,
+        (addr, bytes): (u64, u64),
+        then: impl FnOnce(Result<Option<u64>>) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let state = self.state()?;
+        self.in_turn(move || {
+            let outcome = fail_with(&state, state.lsa.register(addr, bytes, &wait(&state)));
+            then(outcome.and_then(|agreed| agreed))
+        })
+    }
+
+    /// Takes a window for kernels back; false if the handle is of none.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn drop_window_for_kernels(&self, handle: u64) -> Result<bool> {
+        self.holder()?.map_or(Ok(false), |state| state.lsa.deregister(handle))
+    }
+
+    /// The address at which this rank's kernels find an offset of a window of a rank of the load-store team.
+    /// None if kernels cannot use the window.
+    ///
+    /// # Errors
+    /// As [`Comm::state`].
+    pub fn window_address(&self, handle: u64, team_rank: u32, offset: u64) -> Result<Option<u64>> {
+        Ok(self.state()?.lsa.address(handle, team_rank, offset))
+    }
+
+    /// Makes a communicator for kernels, and hands it to `then`. Collective.
+    ///
+    /// # Errors
+    /// `InvalidUsage`: kernels cannot have windows; otherwise another rank did not answer, there is no
+    /// memory, or what `then` says.
+    pub fn make_dev_comm(
+        &self,
+        wanted: Wanted,
+        then: impl FnOnce(DevComm) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let state = self.state()?;
+        if let Some(why) = state.lsa.missing() {
+            return Err(Error::invalid_usage(format!("there are no communicators for kernels: {why}"))
+                .remedy("call collectives from the host, or run on GPUs with peer access and VMM"));
+        }
+        if let Some(why) = state.lsa.host_only() {
+            log::warn(&format!(
+                "{} rank {}: kernels cannot use a symmetric window that is registered: {why}",
+                state.name, state.rank
+            ));
+        }
+        let ranks = self.ranks();
+        self.in_turn(move || {
+            let made = fail_with(&state, state.lsa.make_dev_comm(&wanted, ranks, &wait(&state)))??;
+            then(made)
+        })
+    }
+
+    /// Frees the resources of a communicator for kernels by the handle of its resource window; 0 if it has
+    /// none.
+    ///
+    /// # Errors
+    /// `InvalidArgument`: there is none with this window; the driver refused.
+    pub fn destroy_dev_comm(&self, resource_window: u64) -> Result<()> {
+        self.holder()?.map_or(Ok(()), |state| state.lsa.destroy_dev_comm(resource_window))
+    }
+
+    /// The state, also of a communicator that has failed: what it holds can be given back.
+    fn holder(&self) -> Result<Option<Arc<CommState>>> {
+        Ok(match &*lock(&self.0.state)? {
+            State::Ready { comm_state, .. } => Some(comm_state.clone()),
+            _ => None,
+        })
+    }
+}
+
+/// A wait for calls of other ranks, which may come late.
+fn wait(state: &CommState) -> Wait {
+    Wait::new(state.abort.clone(), Some(env::settings().join_timeout()))
+}

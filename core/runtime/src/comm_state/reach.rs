@@ -1,0 +1,79 @@
+//! Buffers that kernels of other ranks use where they are, without staging: zero_copy.
+
+use hawser_base::error::Result;
+use hawser_base::log::{self, Subsys};
+use hawser_plan::executor::fused::{self, FusedPlan, zero_copy};
+use hawser_plan::{Call, Decision, Executor, Topology};
+
+use super::CommState;
+use crate::tuning::CallAttributes;
+
+/// The places at which kernels of other ranks find the buffers of a launch.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Reached {
+    /// [`zero_copy::READY`] if they find them, else 0.
+    pub direct: u8,
+    /// As [`hawser_kernels_abi::fused::FusedArgs::src_seen`].
+    pub src_seen: u64,
+    /// As [`hawser_kernels_abi::fused::FusedArgs::dst_seen`].
+    pub dst_seen: u64,
+}
+
+impl CommState {
+    /// The topology that a call is chosen and planned for: kernels of all ranks reach buffers in windows.
+    pub(super) fn topology_of(&self, attributes: CallAttributes) -> &Topology {
+        match &self.with_windows {
+            Some(topology) if attributes.has_windows => topology,
+            _ => &self.topology,
+        }
+    }
+
+    /// The places at which other ranks find the buffers of a call's launch, if they do.
+    pub fn reach(&self, plan: &FusedPlan, call: &Call, number: u64) -> Result<Reached> {
+        let Some([input, output]) = plan.to_reach(call.input, call.output) else {
+            return Ok(Reached::default());
+        };
+        let Some(src_seen) = self.seen(input)? else { return self.staged("input", input, number) };
+        let Some(dst_seen) = self.seen(output)? else { return self.staged("output", output, number) };
+        Ok(Reached { direct: zero_copy::READY, src_seen, dst_seen })
+    }
+
+    /// The numbers by which other ranks find a buffer ([`hawser_kernels_abi::fused::FusedArgs::src_seen`]);
+    /// None if they do not.
+    fn seen(&self, (addr, bytes): (u64, u64)) -> Result<Option<u64>> {
+        if bytes == 0 {
+            return Ok(Some(0));
+        }
+        if !self.topology.direct {
+            return Ok(self.lsa.seen(addr, bytes));
+        }
+        Ok(self.device.needs_kernels()?.is_reached(addr, bytes)?.then_some(0))
+    }
+
+    /// Says why a call that could go without staging does not.
+    fn staged(&self, name: &str, (addr, bytes): (u64, u64), number: u64) -> Result<Reached> {
+        let why = match self.topology.direct {
+            true => "other GPUs cannot use it in place (memory of cudaMalloc and ncclMemAlloc can be)",
+            false => "it lies in no symmetric window (ncclCommWindowRegister, NCCL_WIN_COLL_SYMMETRIC)",
+        };
+        log::info(Subsys::Coll, || {
+            format!(
+                "{} rank {} op {number}: staged, as the {name} of {bytes} bytes at {addr:#x} is not reached: \
+                 {why}",
+                self.name, self.rank
+            )
+        });
+        Ok(Reached::default())
+    }
+
+    /// The reason why data of a call go through staging, if they do and could go without on this device.
+    pub(super) fn why_staged(&self, call: &Call, choice: &Decision) -> Option<String> {
+        let (route, is_staged) = (choice.route, self.device.kernels().is_some() && call.count > 0);
+        if !is_staged || route.executor == Executor::CopyEngine || route.zero_copy {
+            return None;
+        }
+        let attributes =
+            CallAttributes { has_windows: self.lsa.has_lent_windows(), ..CallAttributes::default() };
+        Some(fused::why_staged(call, self.topology_of(attributes)))
+    }
+}

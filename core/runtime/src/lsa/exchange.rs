@@ -1,0 +1,371 @@
+//! The exchange by which the ranks of a load-store team map each other's memory.
+//!
+//! Each tells the others which pieces its buffer lies in, or why they cannot have it; then all map all rows,
+//! and tell each other how that went. So all decide alike: either everybody has the mapping or nobody.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+
+use hawser_base::error::{Error, Result};
+use hawser_base::wait::Wait;
+use hawser_device::{FlatMaps, Memory, Pieces, Row};
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
+
+use super::layout::STRIDE_UNIT;
+use crate::bootstrap::{Bootstrap, Tag};
+use crate::record;
+
+/// The purpose of an exchange, which must be the same on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Purpose {
+    /// A window of the user.
+    Window,
+    /// The resources of a communicator for kernels.
+    Resources,
+}
+
+impl Purpose {
+    fn call(self) -> &'static str {
+        match self {
+            Self::Window => "ncclCommWindowRegister with NCCL_WIN_COLL_SYMMETRIC",
+            Self::Resources => "ncclDevCommCreate",
+        }
+    }
+}
+
+/// The ranks that map each other's memory: neighbours of one host.
+#[derive(Debug, Clone)]
+pub struct Team {
+    /// Rank of the first one in the communicator.
+    pub first: u32,
+    /// This rank in the team.
+    pub rank: u32,
+    /// By rank of the team: whether it is in another process.
+    pub is_elsewhere: Vec<bool>,
+}
+
+impl Team {
+    /// Number of ranks.
+    pub fn ranks(&self) -> u32 {
+        self.is_elsewhere.len() as u32
+    }
+
+    /// The other ranks, as ranks of the team.
+    fn others(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..self.ranks()).filter(|rank| *rank != self.rank)
+    }
+}
+
+/// A mapping of the memory of all ranks of a team.
+pub struct Flat {
+    /// The range, a row for each rank.
+    rows: Memory,
+    /// The place of the buffers in their rows.
+    at: u64,
+    /// Distance between the buffers of two neighbours.
+    pub stride: u64,
+    /// By rank of the team: the address of rank 0's buffer there; empty unless all ranks lend their buffers
+    /// to collectives.
+    pub bases: Vec<u64>,
+}
+
+impl Flat {
+    /// Address of rank 0's buffer.
+    pub fn base(&self) -> u64 {
+        self.rows.addr + self.at
+    }
+}
+
+/// Memory that a rank offers.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct Offer {
+    purpose: Purpose,
+    /// Length of the buffer.
+    bytes: u64,
+    /// Bytes of the first piece before it.
+    before: u64,
+    granularity: u64,
+    /// Lengths of the pieces.
+    pieces: Vec<u64>,
+    /// The place of their descriptors in the table of the process.
+    key: u64,
+}
+
+/// The memory, or the reason why there is none.
+type OfferRecord = std::result::Result<Offer, String>;
+
+/// The memory that a rank has mapped, or why mapping failed there.
+type OutcomeRecord = std::result::Result<Mapped, String>;
+
+/// The memory of a team as a rank has mapped it.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+struct Mapped {
+    /// The address of rank 0's buffer; 0 if all buffers are empty.
+    base: u64,
+    /// The rank lends its buffer to collectives.
+    is_lent: bool,
+}
+
+/// Descriptors that ranks of the same process take from each other.
+static IN_PROCESS: LazyLock<Mutex<FxHashMap<u64, Arc<Vec<OwnedFd>>>>> = LazyLock::new(Mutex::default);
+
+fn in_process() -> MutexGuard<'static, FxHashMap<u64, Arc<Vec<OwnedFd>>>> {
+    IN_PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This rank's descriptors in the table, taken out at the end of the exchange.
+struct Shown {
+    key: u64,
+    descriptors: Arc<Vec<OwnedFd>>,
+}
+
+impl Shown {
+    fn new(descriptors: Vec<OwnedFd>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let key = NEXT.fetch_add(1, Ordering::Relaxed);
+        let descriptors = Arc::new(descriptors);
+        in_process().insert(key, descriptors.clone());
+        Self { key, descriptors }
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        in_process().remove(&self.key);
+    }
+}
+
+/// One exchange of a communicator.
+pub struct Exchange<'a> {
+    /// Control connections.
+    pub bootstrap: &'a Bootstrap,
+    /// The ranks that take part.
+    pub team: &'a Team,
+    /// Its number, the same on all ranks.
+    pub number: u32,
+    /// This rank lends its buffer to collectives, if all others do.
+    pub is_lent: bool,
+    /// The wait for other ranks, which may end it.
+    pub wait: &'a Wait,
+}
+
+impl Exchange<'_> {
+    /// Maps the buffers of all ranks: this rank's is `bytes` long, in `pieces`. The inner error is what ranks
+    /// agree on, so the communicator goes on; empty buffers map nothing.
+    ///
+    /// # Errors
+    /// Of the outer result: another rank did not answer.
+    pub fn run(
+        &self,
+        maps: &dyn FlatMaps,
+        purpose: Purpose,
+        (addr, bytes): (u64, u64),
+        pieces: Result<Option<Pieces>>,
+    ) -> Result<Result<Option<Flat>>> {
+        let (own, descriptors) = offer(purpose, (addr, bytes), pieces);
+        let shown = Shown::new(descriptors);
+        let own = own.map(|offer| Offer { key: shown.key, ..offer });
+        let offers: Vec<OfferRecord> = self.swap(Tag::LsaOffer, &own)?;
+        let plan = match self.plan(&offers, purpose) {
+            Ok(plan) => plan,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let received = self.pass_descriptors(&plan, &shown.descriptors)?;
+        let flat = if plan.stride == 0 { Ok(None) } else { plan.lay_out(maps, &received).map(Some) };
+        self.agree(flat)
+    }
+
+    /// Tells all ranks how mapping went: everybody has the mapping, or nobody.
+    fn agree(&self, flat: Result<Option<Flat>>) -> Result<Result<Option<Flat>>> {
+        let base = |flat: &Option<Flat>| flat.as_ref().map_or(0, Flat::base);
+        let outcome: OutcomeRecord = flat
+            .as_ref()
+            .map(|flat| Mapped { base: base(flat), is_lent: self.is_lent })
+            .map_err(ToString::to_string);
+        let outcomes: Vec<OutcomeRecord> = self.swap(Tag::LsaOutcome, &outcome)?;
+        let flat = match flat {
+            Ok(flat) => flat,
+            Err(error) => return Ok(Err(error)),
+        };
+        let mut mapped = Vec::with_capacity(outcomes.len());
+        for (rank, outcome) in (0..).zip(outcomes) {
+            match outcome {
+                Ok(outcome) => mapped.push(outcome),
+                Err(text) => return Ok(Err(self.of(rank, Error::remote(text)))),
+            }
+        }
+        let is_lent = mapped.iter().all(|one| one.is_lent);
+        let bases = if is_lent { mapped.iter().map(|one| one.base).collect() } else { Vec::new() };
+        Ok(Ok(flat.map(|flat| Flat { bases, ..flat })))
+    }
+
+    /// Tells all ranks of the team something, and learns it of theirs.
+    fn swap<T: Serialize + for<'de> Deserialize<'de> + Clone>(&self, tag: Tag, own: &T) -> Result<Vec<T>> {
+        let (bytes, tag) = (record::encode(own), tag.on_lane(self.number));
+        for peer in self.team.others() {
+            self.bootstrap.send(self.team.first + peer, tag, &bytes, self.wait)?;
+        }
+        let mut all = Vec::with_capacity(self.team.ranks() as usize);
+        for peer in 0..self.team.ranks() {
+            if peer == self.team.rank {
+                all.push(own.clone());
+                continue;
+            }
+            let answer = self.bootstrap.recv(self.team.first + peer, tag, self.wait)?;
+            let answer = record::decode(&answer).ok_or_else(|| {
+                let error = Error::remote("its message about a window is no record");
+                self.of(peer, error.remedy("use the same build everywhere"))
+            })?;
+            all.push(answer);
+        }
+        Ok(all)
+    }
+
+    fn of(&self, rank: u32, error: Error) -> Error {
+        let rank = self.team.first + rank;
+        error.context(format_args!("rank {rank}")).with_peer(rank)
+    }
+
+    /// The rows that the offers make; the first reason why there are none.
+    fn plan(&self, offers: &[OfferRecord], purpose: Purpose) -> Result<Plan> {
+        let mut good = Vec::with_capacity(offers.len());
+        for (rank, offer) in (0..).zip(offers) {
+            match offer {
+                Ok(offer) if offer.purpose == purpose => good.push(offer.clone()),
+                Ok(offer) => {
+                    let text = format!("it calls {}, and this rank {}", offer.purpose.call(), purpose.call());
+                    let error = Error::invalid_usage(text).remedy("make the same calls in the same order");
+                    return Err(self.of(rank, error));
+                }
+                Err(text) => return Err(self.of(rank, Error::invalid_usage(text.as_str()))),
+            }
+        }
+        Plan::new(good).map_err(|(rank, error)| self.of(rank, error))
+    }
+
+    /// The descriptors of all ranks' pieces; those of this rank among them.
+    fn pass_descriptors(&self, plan: &Plan, own: &Arc<Vec<OwnedFd>>) -> Result<Vec<Arc<Vec<OwnedFd>>>> {
+        let tag = Tag::LsaOffer.on_lane(self.number);
+        for peer in self.team.others().filter(|peer| self.team.is_elsewhere[*peer as usize]) {
+            for descriptor in own.iter() {
+                self.bootstrap.send_fd(self.team.first + peer, tag, descriptor.as_fd(), self.wait)?;
+            }
+        }
+        let mut all = Vec::with_capacity(plan.offers.len());
+        for (rank, offer) in (0..).zip(&plan.offers) {
+            all.push(if rank == self.team.rank {
+                own.clone()
+            } else if self.team.is_elsewhere[rank as usize] {
+                let take = |_: &u64| self.bootstrap.recv_fd(self.team.first + rank, tag, self.wait);
+                Arc::new(offer.pieces.iter().map(take).collect::<Result<Vec<_>>>()?)
+            } else {
+                let found = in_process().get(&offer.key).cloned();
+                found.ok_or_else(|| self.of(rank, Error::remote("it took its descriptors back")))?
+            });
+        }
+        Ok(all)
+    }
+}
+
+/// The offer of this rank, and the descriptors of its pieces.
+fn offer(
+    purpose: Purpose,
+    (addr, bytes): (u64, u64),
+    pieces: Result<Option<Pieces>>,
+) -> (OfferRecord, Vec<OwnedFd>) {
+    let mut offer = Offer { purpose, bytes, before: 0, granularity: 1, pieces: Vec::new(), key: 0 };
+    match pieces {
+        Err(error) => (Err(error.to_string()), Vec::new()),
+        Ok(None) => (Ok(offer), Vec::new()),
+        Ok(Some(Pieces { base, pieces, granularity })) => {
+            (offer.before, offer.granularity) = (addr - base, granularity);
+            let descriptors;
+            (offer.pieces, descriptors) = pieces.into_iter().unzip();
+            (Ok(offer), descriptors)
+        }
+    }
+}
+
+/// The places of all pieces, the same on all ranks.
+struct Plan {
+    offers: Vec<Offer>,
+    /// The place of the buffers in their rows.
+    at: u64,
+    /// Length of a row; 0 if nothing is mapped.
+    stride: u64,
+}
+
+impl Plan {
+    /// The error names the rank of the team whose offer does not fit.
+    fn new(offers: Vec<Offer>) -> std::result::Result<Self, (u32, Error)> {
+        let at = offers.iter().map(|offer| offer.before).max().unwrap_or(0);
+        let mut longest = 0;
+        for (rank, offer) in (0..).zip(&offers) {
+            let first = &offers[0];
+            let refuse = |text: String, remedy: &str| Err((rank, Error::invalid_usage(text).remedy(remedy)));
+            if offer.purpose == Purpose::Resources && offer.bytes != first.bytes {
+                let text = format!(
+                    "it asks for {} bytes of resources, and the first for {}",
+                    offer.bytes, first.bytes
+                );
+                return refuse(text, "ask for the same resources on all ranks");
+            }
+            let page = first.granularity.max(offer.granularity);
+            if offer.before % page != first.before % page {
+                let text = format!(
+                    "its window begins {:#x} behind a border of {page:#x}, and the first rank's {:#x}",
+                    offer.before % page,
+                    first.before % page
+                );
+                return refuse(text, "register the same offset of allocations made alike on all ranks");
+            }
+            longest = longest.max(at - offer.before + offer.pieces.iter().sum::<u64>());
+        }
+        Ok(Self { offers, at, stride: longest.next_multiple_of(STRIDE_UNIT) })
+    }
+
+    fn lay_out(&self, maps: &dyn FlatMaps, descriptors: &[Arc<Vec<OwnedFd>>]) -> Result<Flat> {
+        let rows: Vec<Row<'_>> = self
+            .offers
+            .iter()
+            .zip(descriptors)
+            .map(|(offer, descriptors)| {
+                let pieces = offer.pieces.iter().copied().zip(descriptors.iter().map(AsFd::as_fd));
+                Row { at: self.at - offer.before, pieces: pieces.collect() }
+            })
+            .collect();
+        let rows = maps.lay_out(self.stride, &rows)?;
+        Ok(Flat { rows, at: self.at, stride: self.stride, bases: Vec::new() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(before: u64, pieces: &[u64]) -> Offer {
+        let (purpose, pieces) = (Purpose::Window, pieces.to_vec());
+        Offer { purpose, bytes: 100, before, granularity: 2 << 20, pieces, key: 0 }
+    }
+
+    #[test]
+    fn buffers_have_one_place_in_rows_whatever_is_around_them() {
+        let page = 2 << 20;
+        let plan = Plan::new(vec![offer(page + 64, &[3 * page]), offer(64, &[page, page])]).unwrap();
+        assert_eq!((plan.at, plan.stride), (page + 64, STRIDE_UNIT));
+        let long = Plan::new(vec![offer(0, &[STRIDE_UNIT]), offer(page, &[2 * page])]).unwrap();
+        assert_eq!((long.at, long.stride), (page, 2 * STRIDE_UNIT), "the first one begins a page later");
+        assert_eq!(Plan::new(vec![offer(0, &[]), offer(0, &[])]).unwrap().stride, 0);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_its_rank() {
+        let (rank, error) = Plan::new(vec![offer(0, &[1]), offer(64, &[1])]).err().unwrap();
+        assert!(rank == 1 && error.text.contains("0x40 behind"), "{error}");
+        let resources = |bytes| Offer { purpose: Purpose::Resources, bytes, ..offer(0, &[1]) };
+        let (rank, error) = Plan::new(vec![resources(1), resources(1), resources(2)]).err().unwrap();
+        assert!(rank == 2 && error.text.contains("asks for 2 bytes"), "{error}");
+    }
+}

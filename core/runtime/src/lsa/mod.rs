@@ -1,0 +1,329 @@
+//! Windows that kernels load and store: the memory of a load-store team side by side, and the structs by
+//! which NVIDIA's inline device code finds it.
+//!
+//! Each window has a range of addresses of its own, with a row for each rank of the team (`exchange`). Its
+//! handle is the address of a struct in device memory ([`layout`]), which kernels follow. A table of windows
+//! and the resources of communicators for kernels ([`resources`]) lie there too. Nothing here launches
+//! anything: kernels are the user's.
+
+mod exchange;
+pub mod layout;
+pub mod resources;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hawser_base::error::{Error, Result};
+use hawser_base::log::{self, Subsys};
+use hawser_base::wait::Wait;
+use hawser_device::{Device, FlatMaps, HeapKind, Memory, size_text};
+
+use self::exchange::{Exchange, Flat, Purpose};
+use self::layout::{NEXT_PART, STRIDE_UNIT, TABLE_ENTRIES, TableEntry, TablePart, WindowImage};
+use crate::bootstrap::Bootstrap;
+use crate::transport::{PeerMemory, bytes_of};
+
+pub use self::exchange::Team;
+
+/// The windows of a communicator for kernels.
+pub struct Lsa {
+    team: Team,
+    device: Arc<dyn Device>,
+    bootstrap: Arc<Bootstrap>,
+    /// The reason why kernels cannot have windows, if so.
+    missing: Option<&'static str>,
+    /// Collectives of this rank may use windows without staging, if those of all ranks may.
+    is_lent: bool,
+    /// Some window is lent by all ranks.
+    has_lent: AtomicBool,
+    exchanges: AtomicU32,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By handle.
+    windows: BTreeMap<u64, Window>,
+    table: Vec<Part>,
+    /// Symmetric windows of the user that kernels cannot use, and why the last one was none.
+    host_only: Option<String>,
+    /// Communicators for kernels that were made and not destroyed.
+    dev_comms: u32,
+}
+
+/// A part of the table of windows: its memory, and the windows that its entries hold.
+struct Part {
+    memory: Memory,
+    held: [u64; TABLE_ENTRIES],
+}
+
+/// A window that kernels can use. Fields are dropped in this order.
+struct Window {
+    image: Memory,
+    /// The rows of the team; none where this rank is alone in it.
+    flat: Option<Flat>,
+    /// The library's own memory, of a resource window.
+    held: Option<Memory>,
+    /// Address of the buffer itself.
+    addr: u64,
+    /// Its length.
+    bytes: u64,
+}
+
+impl Window {
+    /// The address of the buffer of the team's rank 0, and the distance to the next one.
+    fn place(&self) -> (u64, u64) {
+        self.flat.as_ref().map_or((self.addr, 0), |flat| (flat.base(), flat.stride))
+    }
+
+    /// True if all ranks lend it to collectives.
+    fn is_lent(&self) -> bool {
+        self.flat.as_ref().is_some_and(|flat| !flat.bases.is_empty())
+    }
+}
+
+impl Lsa {
+    /// A communicator without windows. `missing` says why kernels cannot have any, if so; collectives of this
+    /// rank may use windows of all ranks if `is_lent`.
+    pub fn new(
+        team: Team,
+        (device, bootstrap): (&Arc<dyn Device>, &Arc<Bootstrap>),
+        missing: Option<&'static str>,
+        is_lent: bool,
+    ) -> Self {
+        let (device, bootstrap) = (device.clone(), bootstrap.clone());
+        let (has_lent, exchanges) = (AtomicBool::new(false), AtomicU32::new(0));
+        Self { team, device, bootstrap, missing, is_lent, has_lent, exchanges, state: Mutex::default() }
+    }
+
+    /// The reason why kernels cannot have windows, if so.
+    pub fn missing(&self) -> Option<&'static str> {
+        self.missing
+    }
+
+    /// The ranks whose windows this rank's kernels can use.
+    pub fn team(&self) -> &Team {
+        &self.team
+    }
+
+    /// Makes a window that kernels can use of a symmetric window of the user, and answers its handle; none if
+    /// some rank's memory does not allow it. Collective.
+    ///
+    /// # Errors
+    /// Of the outer result: another rank did not answer. Of the inner one, on all ranks alike: the memory
+    /// does not allow it, and kernels wait for it, or mapping failed on some rank.
+    pub fn register(&self, addr: u64, bytes: u64, wait: &Wait) -> Result<Result<Option<u64>>> {
+        let room = self.room();
+        let made = match self.team.ranks() {
+            1 => room.map(|room| (None, room)),
+            _ => {
+                let maps = self.maps()?;
+                let pieces =
+                    room.as_ref().map_err(Error::clone).and_then(|_| maps.pieces(addr, bytes).map(Some));
+                let flat = self.exchange(wait).run(maps, Purpose::Window, (addr, bytes), pieces)?;
+                flat.and_then(|flat| Ok((flat, room?)))
+            }
+        };
+        Ok(match made {
+            Ok((flat, room)) => self.enter(room, (addr, bytes), flat, None).map(|(handle, ..)| Some(handle)),
+            Err(error) => self.keep_on_host(error),
+        })
+    }
+
+    /// Memory for the struct of a window, and a free entry of the table. Taken before ranks agree, so that
+    /// one without memory says so.
+    fn room(&self) -> Result<Memory> {
+        let mut state = self.state();
+        if state.table.iter().all(|part| !part.held.contains(&0)) {
+            self.add_part(&mut state)?;
+        }
+        // Behind the struct is a number for each rank.
+        let numbers = size_of::<u64>() * self.team.ranks() as usize;
+        self.device.alloc((size_of::<WindowImage>() + numbers) as u64)
+    }
+
+    /// Keeps a window that kernels cannot use as one of the host alone, unless a communicator for kernels is
+    /// there, whose kernels would follow its handle.
+    fn keep_on_host(&self, error: Error) -> Result<Option<u64>> {
+        let mut state = self.state();
+        if state.dev_comms > 0 {
+            return Err(error.context("kernels cannot use the window"));
+        }
+        log::info(Subsys::Reg, || {
+            format!("rank {}: kernels cannot use the window: {error}", self.bootstrap.rank())
+        });
+        state.host_only = Some(error.to_string());
+        Ok(None)
+    }
+
+    /// Takes a window back. False if there is none with this handle.
+    ///
+    /// # Errors
+    /// The driver refused.
+    pub fn deregister(&self, handle: u64) -> Result<bool> {
+        let mut state = self.state();
+        let Some(window) = state.windows.remove(&handle) else { return Ok(false) };
+        let cleared = self.replace(&mut state, handle, TableEntry::default());
+        drop(state);
+        // Unmapped when nothing is locked: that may wait for the GPU.
+        drop(window);
+        cleared.map(|()| true)
+    }
+
+    /// The address of a window of the team's rank `rank`, on this rank's device. None if kernels cannot use
+    /// the window.
+    pub fn address(&self, handle: u64, rank: u32, offset: u64) -> Option<u64> {
+        let (base, stride) = self.state().windows.get(&handle)?.place();
+        Some(base + u64::from(rank) * stride + offset)
+    }
+
+    /// True from the moment on at which all ranks have lent a window to collectives.
+    pub fn has_lent_windows(&self) -> bool {
+        self.has_lent.load(Ordering::Acquire)
+    }
+
+    /// Address of the numbers by which other ranks find these bytes
+    /// ([`hawser_kernels_abi::fused::FusedArgs::src_seen`]); None if they lie in no window that is lent.
+    pub fn seen(&self, addr: u64, bytes: u64) -> Option<u64> {
+        let holds = |window: &Window| {
+            let at = addr.checked_sub(window.addr);
+            at.is_some_and(|at| at < window.bytes && bytes <= window.bytes - at)
+        };
+        let state = self.state();
+        let mut windows = state.windows.values();
+        let window = windows.find(|window| window.held.is_none() && window.is_lent() && holds(window))?;
+        Some(window.image.addr + size_of::<WindowImage>() as u64)
+    }
+
+    /// Device memory that this rank allocated.
+    pub fn bytes(&self) -> u64 {
+        let state = self.state();
+        let own = |window: &Window| window.image.bytes + window.held.as_ref().map_or(0, |held| held.bytes);
+        let parts = state.table.iter().map(|part| part.memory.bytes);
+        parts.chain(state.windows.values().map(own)).sum()
+    }
+
+    /// Takes all memory out: it lives as long as the answer.
+    pub fn take_memory(&self) -> impl Send + use<> {
+        let mut state = self.state();
+        (std::mem::take(&mut state.windows), std::mem::take(&mut state.table))
+    }
+
+    fn maps(&self) -> Result<&dyn FlatMaps> {
+        self.device.flat_maps().ok_or_else(|| Error::internal("windows for kernels on a device without them"))
+    }
+
+    fn exchange<'a>(&'a self, wait: &'a Wait) -> Exchange<'a> {
+        let number = self.exchanges.fetch_add(1, Ordering::Relaxed);
+        Exchange { bootstrap: &self.bootstrap, team: &self.team, number, is_lent: self.is_lent, wait }
+    }
+
+    /// Writes the struct of a window and enters it into the table. Answers the handle, the flat base, and the
+    /// stride in its units.
+    fn enter(
+        &self,
+        room: Memory,
+        (addr, bytes): (u64, u64),
+        flat: Option<Flat>,
+        held: Option<Memory>,
+    ) -> Result<(u64, u64, u32)> {
+        // A resource window has no address that the user registered.
+        let entry = TableEntry { base: if held.is_some() { 0 } else { addr }, bytes, window: room.addr };
+        let window = Window { image: room, flat, held, addr, bytes };
+        // All ranks have agreed by now, and choose alike from here on, whatever fails on this one.
+        if window.is_lent() {
+            self.has_lent.store(true, Ordering::Release);
+        }
+        let (base, stride) = window.place();
+        let stride_4g = (stride / STRIDE_UNIT) as u32;
+        let image = WindowImage::new(base, stride_4g, (self.team.rank, self.bootstrap.rank()));
+        let handle = window.image.addr;
+        self.device.upload(handle, bytes_of(std::slice::from_ref(&image)))?;
+        if let Some(flat) = window.flat.as_ref().filter(|_| window.is_lent()) {
+            let own = flat.stride.wrapping_mul(self.team.rank.into()).wrapping_sub(addr);
+            let numbers: Vec<u64> = flat.bases.iter().map(|base| base.wrapping_add(own)).collect();
+            self.device.upload(handle + size_of::<WindowImage>() as u64, bytes_of(&numbers))?;
+        }
+        let mut state = self.state();
+        self.replace(&mut state, 0, entry)?;
+        log::info(Subsys::Reg, || {
+            let (rank, ranks, length) = (self.bootstrap.rank(), self.team.ranks(), size_text(bytes));
+            let place = format!("{base:#x} with stride {stride:#x}");
+            format!("rank {rank}: kernels have a window of {length} of {ranks} ranks at {place}")
+        });
+        state.windows.insert(handle, window);
+        Ok((handle, base, stride_4g))
+    }
+
+    fn add_part(&self, state: &mut State) -> Result<()> {
+        let memory = self.device.alloc(size_of::<TablePart>() as u64)?;
+        if let Some(last) = state.table.last() {
+            self.device.upload(last.memory.addr + NEXT_PART, &memory.addr.to_ne_bytes())?;
+        }
+        state.table.push(Part { memory, held: [0; TABLE_ENTRIES] });
+        Ok(())
+    }
+
+    /// Writes an entry where one of the window `old` is; 0 is a free one.
+    fn replace(&self, state: &mut State, old: u64, entry: TableEntry) -> Result<()> {
+        for part in &mut state.table {
+            if let Some(at) = part.held.iter().position(|held| *held == old) {
+                let addr = part.memory.addr + (at * size_of::<TableEntry>()) as u64;
+                self.device.upload(addr, bytes_of(std::slice::from_ref(&entry)))?;
+                part.held[at] = entry.window;
+                return Ok(());
+            }
+        }
+        Err(Error::internal("a window without an entry in the table"))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The reason why the kernels of a device cannot have windows of other ranks, if so. All ranks of a host
+/// answer alike: each looks at the heaps of all.
+pub fn missing(device: &dyn Device, memory: &PeerMemory) -> Option<&'static str> {
+    if device.kernels().is_none() {
+        Some("the host device runs no kernels of programs")
+    } else if device.flat_maps().is_none() || !memory.has_shared_vmm(device) {
+        Some(
+            "the ranks of this host do not share device memory by CUDA's VMM \
+             (it takes peer access, and neither NCCL_CUMEM_ENABLE=0 nor NCCL_P2P_DISABLE=1)",
+        )
+    } else {
+        None
+    }
+}
+
+/// The load-store team of a rank: as many neighbours of its host as divide the ranks of each host's runs, so
+/// that all teams have one size (as NVIDIA's).
+pub fn team(rank: u32, hosts: &[u32], processes: &[u64]) -> Team {
+    let runs = hosts.chunk_by(|before, after| before == after).map(<[u32]>::len);
+    let ranks = runs.fold(0, greatest_common_divisor).max(1);
+    let first = rank as usize / ranks * ranks;
+    let is_elsewhere = processes[first..first + ranks].iter().map(|it| *it != processes[rank as usize]);
+    Team { first: first as u32, rank: rank - first as u32, is_elsewhere: is_elsewhere.collect() }
+}
+
+/// A team of one rank.
+pub fn alone(rank: u32) -> Team {
+    Team { first: rank, rank: 0, is_elsewhere: vec![false] }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+/// Memory for a heap of resources, whose pieces others may map.
+fn resource_memory(device: &dyn Device, bytes: u64) -> Result<Memory> {
+    let memory = device.alloc_heap(bytes, HeapKind::Device)?;
+    // From now on the pool gives it to nobody else while a peer may still map it.
+    device.export(&memory, HeapKind::Device)?;
+    Ok(memory)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,110 @@
+//! The calls that carry one partition: a range of elements of every block of the collective.
+
+use hawser_base::error::Result;
+use hawser_device::Stream;
+use hawser_plan::vector::{Parts, Vector};
+use hawser_plan::{Call, CallOptions, Collective};
+
+use crate::comm::{Comm, group};
+
+/// A range of elements of each block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Range {
+    /// The first element.
+    pub first: u64,
+    /// The number of elements.
+    pub count: u64,
+}
+
+/// Puts what carries a partition on a stream; on the host device it is over afterwards.
+///
+/// Collectives of one block are called on the range. Of those with a block for each rank the range is not
+/// contiguous: moves become messages, and a reduce-scatter becomes a reduction to each rank, in one group.
+pub fn carry_out(
+    comm: &Comm,
+    call: &Call,
+    range: Range,
+    options: Option<&CallOptions>,
+    stream: Stream,
+) -> Result<()> {
+    if range.count == 0 {
+        return Ok(());
+    }
+    let options = || options.cloned().map(Box::new);
+    if range == (Range { first: 0, count: call.count }) {
+        return comm.collective_with(*call, options(), stream);
+    }
+    if let Some(owners) = reductions(call, range, comm.ranks(), comm.rank()) {
+        group::start()?;
+        let added = owners.iter().try_for_each(|call| comm.collective_with(*call, options(), stream));
+        return group::end().and(added);
+    }
+    let (ranks, size) = (comm.ranks(), call.dtype.size() as u64);
+    let counts = vec![range.count; ranks as usize];
+    let displs: Vec<u64> = (0..u64::from(ranks)).map(|rank| rank * call.count + range.first).collect();
+    let blocks = Parts { counts: &counts, displs: Some(&displs) };
+    let at = |addr: u64| if addr == 0 { 0 } else { addr + range.first * size };
+    let (input, output, count, root) = (call.input, call.output, range.count, call.root);
+    let is_root = comm.rank() == root;
+    let vector = match call.collective {
+        Collective::AllToAll => Vector::AllToAll { input, sends: blocks, output, recvs: blocks },
+        Collective::AllGather => Vector::AllGather { input: at(input), count, output, recvs: blocks },
+        Collective::Gather => {
+            Vector::Gather { input: at(input), count, output, recvs: is_root.then_some(blocks), root }
+        }
+        Collective::Scatter => {
+            Vector::Scatter { input, sends: is_root.then_some(blocks), output: at(output), count, root }
+        }
+        _ => {
+            let part = Call { input: at(input), output: at(output), count, ..*call };
+            return comm.collective_with(part, options(), stream);
+        }
+    };
+    comm.vector(&vector, call.dtype, stream)
+}
+
+/// The reductions that make up a range of a reduce-scatter: one to each rank.
+fn reductions(call: &Call, range: Range, ranks: u32, rank: u32) -> Option<Vec<Call>> {
+    if call.collective != Collective::ReduceScatter {
+        return None;
+    }
+    let size = call.dtype.size() as u64;
+    let to = |root: u32| Call {
+        collective: Collective::Reduce,
+        root,
+        count: range.count,
+        input: call.input + (u64::from(root) * call.count + range.first) * size,
+        output: if root == rank { call.output + range.first * size } else { 0 },
+        ..*call
+    };
+    Some((0..ranks).map(to).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_of_a_reduce_scatter_is_a_reduction_to_each_rank() {
+        let bytes = 3 * 10 * 4;
+        let call = Call { input: 1_000, output: 9_000, ..call(Collective::ReduceScatter, bytes) };
+        assert_eq!(call.count, 10);
+        let parts = reductions(&call, Range { first: 4, count: 3 }, 3, 1).unwrap();
+        let places: Vec<_> = parts.iter().map(|part| (part.root, part.input, part.output)).collect();
+        assert_eq!(places, [(0, 1_016, 0), (1, 1_056, 9_016), (2, 1_096, 0)]);
+        assert!(parts.iter().all(|part| part.count == 3 && part.collective == Collective::Reduce));
+        assert!(
+            reductions(
+                &Call { collective: Collective::AllReduce, ..call },
+                Range { first: 0, count: 1 },
+                3,
+                1
+            )
+            .is_none()
+        );
+    }
+
+    fn call(collective: Collective, bytes: u64) -> Call {
+        Call::of_bytes(collective, bytes, hawser_plan::DataType::Float32, 0, 3)
+    }
+}

@@ -1,0 +1,175 @@
+//! Partitions on GPUs: a stream waits for the word of each partition, carries the partition and writes the
+//! word that says that it has arrived. The host waits for nothing.
+//!
+//! Every round begins with words of 0, written on the stream of the program. So rounds may be captured in
+//! graphs: no number of a round is in a launch.
+
+use std::sync::{Arc, Mutex};
+
+use hawser_base::env;
+use hawser_base::error::Result;
+use hawser_base::lock::lock;
+use hawser_base::wait::Wait;
+use hawser_device::{Device, Memory, MemoryOp, Moment, OwnedStream, Stream};
+
+use super::calls::{Range, carry_out};
+use super::lateness::Moments;
+use super::shape::{self, Shape};
+use super::{Carrier, Words};
+use crate::comm::Comm;
+
+/// Bytes of a word.
+const WORD: u64 = 4;
+
+/// A partitioned collective of a GPU.
+pub struct OnStreams {
+    child: Comm,
+    device: Arc<dyn Device>,
+    shape: Shape,
+    order: Mutex<Vec<(usize, Range)>>,
+    marks: Mutex<Marks>,
+    /// The stream that carries partitions: of the highest priority, so that partitions pass what computes.
+    stream: OwnedStream,
+    /// The words of what is ready, those of what has arrived, and as many zeros as both.
+    words: Memory,
+}
+
+/// The times at which the last round began and its partitions were ready; nothing of a round that is
+/// captured.
+#[derive(Default)]
+struct Marks {
+    begun: Option<Moment>,
+    ready: Vec<Option<Moment>>,
+}
+
+impl OnStreams {
+    /// Takes the stream and the words of a partitioned collective.
+    ///
+    /// # Errors
+    /// There is no memory, or the driver refused.
+    pub fn new(child: &Comm, device: Arc<dyn Device>, shape: &Shape) -> Result<Self> {
+        let _context = device.enter()?;
+        let words = device.alloc(4 * WORD * shape.counts.len() as u64)?;
+        let stream = device.urgent_stream()?;
+        let order = Mutex::new(shape.in_order(&shape.order()));
+        let (child, shape, marks) = (child.clone(), shape.clone(), Mutex::default());
+        Ok(Self { child, device, shape, order, marks, stream, words })
+    }
+
+    fn ready_word(&self, partition: usize) -> u64 {
+        self.words.addr + WORD * partition as u64
+    }
+
+    fn arrived_word(&self, partition: usize) -> u64 {
+        self.ready_word(self.shape.counts.len() + partition)
+    }
+
+    fn write(&self, stream: Stream, addr: u64, value: u32) -> Result<()> {
+        self.device.needs_stream_words()?.memory_ops(stream, &[MemoryOp::Write { addr, value }])
+    }
+
+    /// Everything put on a stream from now on waits until a word has counted to a value.
+    fn await_word(&self, stream: Stream, addr: u64, value: u32) -> Result<()> {
+        let can = self.device.needs_stream_words()?.wait_value(stream, addr, value)?;
+        if can { Ok(()) } else { Err(shape::without_words()) }
+    }
+
+    /// The moment when what is on a stream is over; None in a capture.
+    fn moment(&self, stream: Stream) -> Result<Option<Moment>> {
+        let is_captured = self.device.stream_state(stream)?.capture.is_some();
+        if is_captured { Ok(None) } else { self.device.moment(stream).map(Some) }
+    }
+
+    /// Puts the partitions of a round on the stream of this collective.
+    fn put_partitions(&self) -> Result<()> {
+        let (own, options) = (self.stream.stream, self.shape.options.as_deref());
+        for (partition, range) in &lock(&self.order)?.clone() {
+            self.await_word(own, self.ready_word(*partition), self.shape.arrivals)?;
+            carry_out(&self.child, &self.shape.call, *range, options, own)?;
+            self.write(own, self.arrived_word(*partition), 1)?;
+        }
+        Ok(())
+    }
+}
+
+impl Carrier for OnStreams {
+    fn start(&self, stream: Stream) -> Result<()> {
+        let _context = self.device.enter()?;
+        self.device.order(self.stream.stream, stream)?;
+        let words = 2 * self.shape.counts.len();
+        let zeros = self.ready_word(words);
+        self.device.copy(stream, self.ready_word(0), zeros, WORD * words as u64)?;
+        let ready = self.shape.counts.iter().map(|_| None).collect();
+        *lock(&self.marks)? = Marks { begun: self.moment(stream)?, ready };
+        self.device.fork(stream, self.stream.stream)?;
+        self.put_partitions()
+    }
+
+    fn ready(&self, partition: usize, stream: Stream) -> Result<()> {
+        let _context = self.device.enter()?;
+        self.write(stream, self.ready_word(partition), self.shape.arrivals)?;
+        lock(&self.marks)?.ready[partition] = self.moment(stream)?;
+        Ok(())
+    }
+
+    fn wait(&self, partition: usize, stream: Stream) -> Result<()> {
+        let _context = self.device.enter()?;
+        self.await_word(stream, self.arrived_word(partition), 1)
+    }
+
+    fn finish(&self, stream: Stream) -> Result<()> {
+        let _context = self.device.enter()?;
+        self.device.order(self.stream.stream, stream)
+    }
+
+    fn has_arrived(&self, partition: usize) -> Result<bool> {
+        let _context = self.device.enter()?;
+        let mut word = [0; WORD as usize];
+        self.device.download(self.arrived_word(partition), &mut word)?;
+        Ok(u32::from_le_bytes(word) != 0)
+    }
+
+    fn words(&self) -> Words {
+        let (ready, arrived) = (self.ready_word(0), self.arrived_word(0));
+        Words { ready, arrived, arrivals: self.shape.arrivals }
+    }
+
+    fn moments(&self) -> Moments {
+        let Ok(marks) = lock(&self.marks) else { return Vec::new() };
+        let since = |moment: &Option<Moment>| {
+            let time = self.device.between(marks.begun.as_ref()?, moment.as_ref()?).ok()??;
+            Some(time.as_micros() as u64)
+        };
+        marks.ready.iter().map(since).collect()
+    }
+
+    fn reorder(&self, order: &[u32]) {
+        if let Ok(mut kept) = lock(&self.order) {
+            *kept = self.shape.in_order(order);
+        }
+    }
+
+    fn settle(&self) -> Result<()> {
+        let wait = Wait::new(self.child.state()?.abort.clone(), env::settings().op_timeout);
+        let is_over = || match self.device.is_idle(self.stream.stream) {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(())),
+            Err(error) => Some(Err(error)),
+        };
+        wait.until(is_over, || "the partitions of the last round")?
+    }
+
+    /// Every partition counts as ready, so that the stream ends: launches of an aborted communicator end by
+    /// themselves.
+    fn release(&self) {
+        let partitions = 0..self.shape.counts.len();
+        let value = self.shape.arrivals;
+        let all = partitions.map(|index| MemoryOp::Write { addr: self.ready_word(index), value });
+        let all: Vec<MemoryOp> = all.collect();
+        if let (Ok(_context), Ok(words)) = (self.device.enter(), self.device.needs_stream_words()) {
+            let _ = words.memory_ops_apart(&all);
+            // The words are freed next.
+            let _ = self.device.synchronize(self.stream.stream);
+        }
+    }
+}

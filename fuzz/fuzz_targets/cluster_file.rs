@@ -1,0 +1,7 @@
+//! The fuzz target `cluster_file`; see `hawser_fuzz_targets::TARGETS`.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| hawser_fuzz_targets::run("cluster_file", data));

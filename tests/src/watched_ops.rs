@@ -1,0 +1,104 @@
+//! Very many operations on several communicators while others read the journals and ask why nothing moves:
+//! memory stays as it is, and calls do not wait for those who read.
+
+use std::process;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use hawser_plan::Collective;
+use hawser_runtime::progress::reader;
+use hawser_runtime::rules_update::client;
+use hawser_runtime::{Comm, Result, Stream, group};
+
+use crate::leaks::resident_kib;
+use crate::world;
+
+/// Communicators of two ranks, both in one thread.
+const COMMS: usize = 16;
+/// Elements of an all-reduce.
+const COUNT: usize = 8;
+/// The growth of memory, in KiB, that is none: a byte for each of a million operations would be as much.
+const MEMORY: usize = 1_000;
+
+/// Carries out so many operations, a tenth more before memory is looked at for the first time.
+///
+/// # Errors
+/// The text says what grew, or what a reader found.
+pub fn run(operations: u64) -> std::result::Result<(), String> {
+    let failed = |error: hawser_runtime::Error| error.to_string();
+    let comms: Vec<Vec<Comm>> =
+        (0..COMMS).map(|_| Comm::init_all(&[0, 1])).collect::<Result<_>>().map_err(failed)?;
+    let is_over = AtomicBool::new(false);
+    let (looks, answers) = (AtomicU64::new(0), AtomicU64::new(0));
+    let grown = thread::scope(|scope| {
+        let reader = scope.spawn(|| read_until(&is_over, &looks));
+        let asker = scope.spawn(|| ask_until(&is_over, &answers));
+        let outcome = call_all(&comms, operations / 10).and_then(|()| {
+            let before = resident_kib();
+            call_all(&comms, operations).map(|()| resident_kib().saturating_sub(before))
+        });
+        is_over.store(true, Ordering::Release);
+        let ends = [reader.join(), asker.join()];
+        let ended: std::result::Result<(), String> =
+            ends.into_iter().try_for_each(|end| end.unwrap_or_else(|_| Err("a reader panicked".into())));
+        outcome.map_err(failed).and_then(|grown| ended.map(|()| grown))
+    })?;
+    let (looks, answers) = (looks.into_inner(), answers.into_inner());
+    comms.iter().flatten().try_for_each(Comm::destroy).map_err(failed)?;
+    let text = format!(
+        "{operations} operations on {COMMS} communicators: {grown} KiB more, {looks} looks at the journals, \
+         {answers} answers"
+    );
+    println!("{text}");
+    if grown > MEMORY || looks == 0 || answers == 0 {
+        return Err(text);
+    }
+    Ok(())
+}
+
+/// All-reduces on all communicators in turn, of both ranks in a group.
+fn call_all(comms: &[Vec<Comm>], operations: u64) -> Result<()> {
+    let case = world::plain(Collective::AllReduce, 2, COUNT);
+    let from = [[1f32; COUNT], [2f32; COUNT]];
+    let mut to = [[0f32; COUNT]; 2];
+    for number in 0..operations as usize {
+        group::start()?;
+        for (rank, comm) in comms[number % COMMS].iter().enumerate() {
+            let buffers = (from[rank].as_ptr() as u64, to[rank].as_mut_ptr() as u64);
+            comm.collective(world::call(&case, rank as u32, buffers), Stream(0))?;
+        }
+        group::end()?;
+        assert_eq!(to, [[3f32; COUNT]; 2], "operation {number}");
+        to = [[0f32; COUNT]; 2];
+    }
+    Ok(())
+}
+
+/// Reads the journals of this process as another process does, until all is over.
+fn read_until(is_over: &AtomicBool, looks: &AtomicU64) -> std::result::Result<(), String> {
+    while !is_over.load(Ordering::Acquire) {
+        let report = reader::read(process::id()).map_err(|error| error.to_string())?;
+        let ranks: usize = report.comms.iter().filter(|comm| comm.ranks == 2).count();
+        if ranks != 2 * COMMS {
+            return Err(format!("journals of {ranks} ranks"));
+        }
+        let operations = report.comms.iter().flat_map(|comm| &comm.operations);
+        let expected = format!("all_reduce({COUNT} x float, sum)");
+        if let Some(other) = operations.map(|operation| &operation.what).find(|w| w.to_string() != expected) {
+            return Err(format!("a journal tells of {other}"));
+        }
+        looks.fetch_add(1, Ordering::Relaxed);
+    }
+    Ok(())
+}
+
+/// Asks this process why nothing moves, again and again, until all is over.
+fn ask_until(is_over: &AtomicBool, answers: &AtomicU64) -> std::result::Result<(), String> {
+    while !is_over.load(Ordering::Acquire) {
+        // On a busy host the answer for so many communicators may take longer than somebody who asks has.
+        if client::hang(process::id()).is_ok() {
+            answers.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,76 @@
+//! Worlds in which bugs were found, cut down and written out, since seeds draw other worlds when the drawing
+//! changes.
+
+use hawser_net_sim::Conditions;
+use hawser_types::{Collective, DataType, ReduceOp};
+
+use crate::world::{Act, Drawn, How, Leave, Message, OnError, Step, Then, World};
+
+/// The names of the cases, and what was wrong.
+pub const CASES: [(&str, &str); 5] = [
+    ("sent-to-one-who-left", "a destroy waited for data to be taken by a rank that had aborted"),
+    ("split-beside-a-broken-net", "a split waited for ranks that had learned of this rank's failure"),
+    ("rules-beside-a-destroy", "a change of rules waited for a rank that was about to leave"),
+    ("failure-in-a-child", "a failure in a child made ranks of the same process blame rank 0 of the parent"),
+    (
+        "rules-beside-a-stopped-rank",
+        "a rank that got tired of connecting to one that was stopped was held for gone",
+    ),
+];
+
+/// The world of a case.
+pub fn world(name: &str) -> Option<World> {
+    let act = |steps, leave| Act { steps, leave, then: Then::Fresh };
+    let of = |hosts: &str, conditions, acts| World {
+        seed: 0,
+        hosts: hosts.to_owned(),
+        conditions,
+        sm_free: false,
+        max_ctas: None,
+        on_error: OnError::Revoke,
+        acts,
+        parts: 0,
+    };
+    Some(match name {
+        "sent-to-one-who-left" => {
+            let leave = Leave { who: 0, after: 0, how: How::Abort };
+            let steps = vec![Step::Collective(broadcast(1))];
+            of("ab", Conditions::default(), vec![act(steps, Some(leave)), act(Vec::new(), None)])
+        }
+        "split-beside-a-broken-net" => {
+            let message = Message { from: 0, to: 2, bytes: 100 };
+            let steps = vec![Step::Group(Vec::new(), vec![message]), Step::Split(vec![0], Vec::new())];
+            of("aab", Conditions { refusals: 100, ..Conditions::default() }, vec![act(steps, None)])
+        }
+        "rules-beside-a-destroy" => {
+            let leave = Leave { who: 1, after: 3, how: How::Destroy };
+            let steps = vec![Step::Nap(0, 50_000), Step::Rules(0, 5), Step::Collective(broadcast(1))];
+            of("ab", Conditions::default(), vec![act(steps, Some(leave))])
+        }
+        "failure-in-a-child" => {
+            let message = Message { from: 1, to: 0, bytes: 100 };
+            let split = Step::Split(vec![0, 1, 1], vec![broadcast(1)]);
+            let steps = vec![split, Step::Group(Vec::new(), vec![message])];
+            of("aab", Conditions { refusals: 100, ..Conditions::default() }, vec![act(steps, None)])
+        }
+        "rules-beside-a-stopped-rank" => {
+            let gather = Drawn { collective: Collective::AllGather, count: 3_409, ..broadcast(0) };
+            let first = Act { then: Then::Grow, ..act(vec![Step::Collective(broadcast(0))], None) };
+            let second = act(vec![Step::Rules(2, 43), Step::Stop(0, 1_402, 2_097, gather)], None);
+            of("aaaa", Conditions::default(), vec![first, second, act(Vec::new(), None)])
+        }
+        _ => return None,
+    })
+}
+
+fn broadcast(root: u32) -> Drawn {
+    Drawn {
+        collective: Collective::Broadcast,
+        dtype: DataType::Int32,
+        op: ReduceOp::Sum,
+        root,
+        count: 50,
+        in_place: false,
+        shift: 0,
+    }
+}

@@ -1,0 +1,48 @@
+//! Some worlds that seeds draw, and those in which bugs were found. `HAWSER_TEST_WORLDS` says how many.
+
+use std::process::Command;
+
+use hawser_twin::cases::CASES;
+
+/// Worlds that take some ten seconds on two processors.
+const WORLDS: &str = "400";
+
+fn simulate(arguments: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_hawser-sim")).args(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "hawser-sim {arguments:?}:\n{text}{error}");
+    text.into_owned()
+}
+
+#[test]
+fn worlds_of_many_seeds_keep_what_is_promised() {
+    let worlds = std::env::var("HAWSER_TEST_WORLDS").unwrap_or_else(|_| WORLDS.to_owned());
+    simulate(&["--seed", "1", "--worlds", &worlds, "--jobs", "2"]);
+}
+
+#[test]
+fn what_was_found_stays_mended() {
+    for (name, what) in CASES {
+        println!("{name}: {what}");
+        // In several orders of turns, since few of them showed it.
+        (1..=12).for_each(|seed| _ = simulate(&["--case", name, "--seed", &seed.to_string()]));
+    }
+}
+
+/// The trace has the moment of each step, so it differs as soon as one turn does.
+#[test]
+fn the_same_seed_gives_the_same_trace() {
+    for seed in 1..=12 {
+        let trace = || simulate(&["--seed", &seed.to_string(), "--trace"]);
+        let first = trace();
+        assert!(first.contains(" us] init: done"), "{first}");
+        assert_eq!(first, trace(), "seed {seed}");
+    }
+}
+
+/// Threads that the kernel schedules, and waits that take their time.
+#[test]
+fn worlds_in_real_time() {
+    simulate(&["--seed", "1", "--worlds", "16", "--jobs", "2", "--real-time"]);
+}
