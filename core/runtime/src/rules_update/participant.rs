@@ -24,6 +24,9 @@ const MOST_STRESS: usize = 16;
 /// The time that handing one message to a rank may take, and for which a rank that did not take it is left
 /// alone.
 const TELL: Duration = Duration::from_secs(2);
+/// The time in which the last words of a rank arrive that takes no more messages: it may have said farewell on
+/// a connection that nobody has read yet.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Changes that are remembered for [`Participant::switches`].
 const MOST_REMEMBERED: usize = 8192;
 
@@ -110,6 +113,8 @@ struct Work {
     /// True if this rank ever had part in a change: only then others have to hear that it goes.
     has_met: bool,
     gone: Vec<bool>,
+    /// The ranks that take no more messages, and until when what they said last is waited for.
+    unreachable: FxHashMap<u32, Duration>,
     /// The messages that ranks have not taken yet, in order: they are slow, not gone.
     unsent: Vec<(u32, Message)>,
     /// The time at which sending to each rank goes on.
@@ -148,6 +153,7 @@ impl Participant {
                 last_proposal: 0,
                 has_met: false,
                 gone: vec![false; ranks as usize],
+                unreachable: FxHashMap::default(),
                 unsent: Vec::new(),
                 next: vec![Duration::ZERO; ranks as usize],
                 limit,
@@ -211,6 +217,7 @@ impl Participant {
         work.tick(now);
         work.flush(now);
         !work.unsent.is_empty()
+            || !work.unreachable.is_empty()
             || work.member.is_busy()
             || work.coordinator.as_ref().is_some_and(Coordinator::is_busy)
     }
@@ -315,7 +322,12 @@ impl Work {
             (None, true) => 0..1,
         };
         let is_news = |other: &u32| !self.gone[*other as usize] && self.place.bootstrap.has_left(*other);
-        let gone: Vec<u32> = watched.filter(|other| *other != rank).filter(is_news).collect();
+        let mut gone: Vec<u32> = watched.filter(|other| *other != rank).filter(is_news).collect();
+        self.unreachable.retain(|other, until| {
+            let is_over = now >= *until;
+            gone.extend(is_over.then_some(*other));
+            !is_over
+        });
         while let Some((from, bytes)) = self.place.bootstrap.take_any(Tag::RulesUpdate.word()) {
             match wire::decode(&bytes) {
                 Some(message) => self.hear(from, message, now),
@@ -429,10 +441,10 @@ impl Work {
 
     /// Sends what ranks have not got yet.
     fn flush(&mut self, now: Duration) {
-        let (mut kept, mut lost) = (Vec::new(), Vec::new());
+        let mut kept = Vec::new();
         for (to, message) in std::mem::take(&mut self.unsent) {
             let next = &mut self.next[to as usize];
-            if self.gone[to as usize] || lost.contains(&to) {
+            if self.gone[to as usize] || self.unreachable.contains_key(&to) {
                 continue;
             }
             if now >= *next {
@@ -442,7 +454,7 @@ impl Work {
                 let Err(error) = sent else { continue };
                 log::info(Subsys::Tuning, || format!("communicator {}: {error}", self.place.name));
                 if error.kind != ErrorKind::Timeout {
-                    lost.push(to);
+                    self.unreachable.insert(to, now + LAST_WORDS);
                     continue;
                 }
                 *next = now + TELL * 2;
@@ -450,9 +462,6 @@ impl Work {
             kept.push((to, message));
         }
         self.unsent = kept;
-        for rank in lost {
-            self.lost(rank, now);
-        }
     }
 
     fn tell(&mut self, number: u64, outcome: Outcome) {
