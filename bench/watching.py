@@ -12,6 +12,7 @@ import os
 import pathlib
 import statistics
 import subprocess
+import sys
 import tempfile
 
 SIDES = ("no profiler", "no profiler again", "a trace")
@@ -26,8 +27,10 @@ def main():
     parser.add_argument("--sizes", default="1K,64K")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--iters", type=int, default=20000)
-    parser.add_argument("words", nargs="*")
-    given = parser.parse_args()
+    words = sys.argv[1:]
+    own = words.index("--") if "--" in words else len(words)
+    given = parser.parse_args(words[:own])
+    given.words = words[own + 1 :]
     sizes = given.sizes.split(",")
     times = {(size, side): [] for size in sizes for side in SIDES}
     with tempfile.TemporaryDirectory() as folder:

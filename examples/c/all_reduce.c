@@ -21,6 +21,7 @@ int main(void) {
     ncclComm_t comm[RANKS];
     int devices[RANKS], version;
     float *buffer[RANKS], numbers[COUNT];
+    cudaStream_t stream[RANKS];
 
     CHECK(ncclGetVersion(&version));
     printf("served by %s NCCL %d.%d.%d\n",
@@ -31,6 +32,7 @@ int main(void) {
     CHECK(ncclCommInitAll(comm, RANKS, devices));
     for (int rank = 0; rank < RANKS; rank++) {
         buffer[rank] = allocate(rank, sizeof numbers);
+        stream[rank] = stream_of(rank);
         for (int i = 0; i < COUNT; i++) numbers[i] = (float)(rank + i);
         copy(buffer[rank], numbers, sizeof numbers);
     }
@@ -38,7 +40,7 @@ int main(void) {
     /* One thread speaks for all ranks: their calls belong together, so they stand in a group. */
     CHECK(ncclGroupStart());
     for (int rank = 0; rank < RANKS; rank++) {
-        CHECK(ncclAllReduce(buffer[rank], buffer[rank], COUNT, ncclFloat32, ncclSum, comm[rank], NULL));
+        CHECK(ncclAllReduce(buffer[rank], buffer[rank], COUNT, ncclFloat32, ncclSum, comm[rank], stream[rank]));
     }
     CHECK(ncclGroupEnd());
 

@@ -36,6 +36,14 @@ static void copy(void *to, const void *from, size_t bytes) {
     cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault));
 }
 
+/* Ranks that share a GPU need streams of their own: on one stream, each would wait for the rank before it. */
+static cudaStream_t stream_of(int rank) {
+    cudaStream_t stream;
+    cuda(cudaSetDevice(device_of(rank)));
+    cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    return stream;
+}
+
 static void wait_for(int rank) {
     cuda(cudaSetDevice(device_of(rank)));
     cuda(cudaDeviceSynchronize());
@@ -69,6 +77,12 @@ static float *allocate(int rank, size_t bytes) {
 }
 
 static void copy(void *to, const void *from, size_t bytes) { memcpy(to, from, bytes); }
+
+/* There is only the default stream. */
+static cudaStream_t stream_of(int rank) {
+    (void)rank;
+    return NULL;
+}
 
 /* Calls on the host device return when the work is done. */
 static void wait_for(int rank) { (void)rank; }

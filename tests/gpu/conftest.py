@@ -19,6 +19,8 @@ import time
 
 import pytest
 
+from program import count_gpus
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROWS = pytest.StashKey()
 
@@ -48,7 +50,7 @@ def pytest_configure(config):
 
 
 def pytest_report_header(config):
-    return f"library {config.getoption('library')}, GPUs {gpus()}, logs in {config.logs}"
+    return f"library {config.getoption('library')}, GPUs {count_gpus()}, logs in {config.logs}"
 
 
 def pytest_runtest_setup(item):
@@ -67,8 +69,8 @@ def missing(item):
         return "does not run on the host device"
     if not option("host") and (marked("gpu") or marked("gpus") or marked("torch") or marked("host")):
         least = marked("gpus").args[0] if marked("gpus") else 1
-        if gpus() < least:
-            return f"needs {least} GPUs, there are {gpus()}"
+        if count_gpus() < least:
+            return f"needs {least} GPUs, there are {count_gpus()}"
         if marked("torch") and importlib.util.find_spec("torch") is None:
             return "needs PyTorch"
     if marked("tool") and not option("hawser"):
@@ -84,18 +86,10 @@ def missing(item):
     return None
 
 
-def gpus():
-    try:
-        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return listed.stdout.count("GPU ")
-
-
 @pytest.fixture
 def ranks(request):
     given = request.config.getoption("ranks")
-    return given or (4 if request.config.getoption("host") else max(gpus(), 2))
+    return given or (4 if request.config.getoption("host") else max(count_gpus(), 2))
 
 
 @pytest.fixture

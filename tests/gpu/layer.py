@@ -99,6 +99,10 @@ class TorchLayer:
         for gpu in range(self.gpus):
             self.torch.cuda.synchronize(gpu)
 
+    def finish(self, stream):
+        """Waits for one stream."""
+        stream.synchronize()
+
     def _device(self, place):
         return f"cuda:{place % self.gpus}"
 
@@ -253,6 +257,9 @@ class NumpyLayer:
         return False
 
     def synchronize(self):
+        pass
+
+    def finish(self, stream):
         pass
 
     def mark(self, place, stream):

@@ -23,6 +23,9 @@ import sys
 import tempfile
 
 sys.dont_write_bytecode = True
+
+from program import count_gpus
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 LIMIT = 120
@@ -67,14 +70,6 @@ def arguments():
     for name in ("--rust", "--hawser", "--tuner", "--profiler", "--nccl-home", "--cuda-home"):
         parser.add_argument(name, type=os.path.abspath)
     return parser.parse_args()
-
-
-def count_gpus():
-    try:
-        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    return listed.stdout.count("GPU ")
 
 
 class Examples:

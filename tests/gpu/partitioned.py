@@ -114,6 +114,8 @@ class Trial:
             return {"skipped": reason}
         self.ranks = max(2, self.options.ranks or self.layer.default_ranks())
         self.watchdog = nccl.Watchdog(120)
+        # Where ranks share a GPU, nobody may load kernels or make graphs while another rank waits for it.
+        self.barrier = threading.Barrier(self.ranks, timeout=100)
         self.library = nccl.Library(self.options.library)
         self.world = nccl.world(self.library, self.layer, self.ranks)
         self.times = {}
@@ -158,7 +160,10 @@ class RankTrial:
             self.input = self.layer.filled(rank, 4 * self.count * self.blocks_in, GARBAGE)
             self.output = self.layer.filled(rank, 4 * self.count * self.blocks_out, 0)
             self.got = self.layer.filled(rank, 4 * self.count * self.blocks_out, 0)
-        self.layer.synchronize()
+            # Kernels are loaded now, since a stream that waits for a partition may keep them from it.
+            self.input[:] = GARBAGE
+            self.layer.delay(self.main, 1)
+        self.settle()
         buffers = (self.layer.address(self.input), self.layer.address(self.output))
         self.partitioned = Partitioned(trial.library, trial.world.handles[rank], collective, buffers, counts)
 
@@ -169,6 +174,7 @@ class RankTrial:
             self.check(number, f"round {number}")
         if not self.layer.on_host:
             [graph] = self.layer.capture([(self.rank, self.main)], self.captured)
+            self.trial.barrier.wait()
             for number in range(ROUNDS, ROUNDS + REPLAYS):
                 self.fill_source(number)
                 self.layer.replay(self.rank, graph, self.main)
@@ -259,8 +265,17 @@ class RankTrial:
             return None
         return self.joined([[part] for part in parts], number)
 
+    def settle(self):
+        """Waits for this rank's streams only: others may wait for it on the same GPU."""
+        for stream in (self.main, self.producer, self.consumer):
+            self.layer.finish(stream)
+
     def check(self, number, what):
-        self.layer.synchronize()
+        self.settle()
+        self.compare(number, what)
+        self.trial.barrier.wait()
+
+    def compare(self, number, what):
         self.trial.done += 1
         want = self.expected(number)
         if want is None:

@@ -2,8 +2,20 @@
 run."""
 
 import argparse
+import os
+import subprocess
 
 import children
+
+
+def count_gpus():
+    """The GPUs that programs may use: those of the machine, or the part of them that CUDA_VISIBLE_DEVICES names."""
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    here, named = listed.stdout.count("GPU "), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return here if named is None else min(here, len([name for name in named.split(",") if name]))
 
 
 def parser(doc, pairs=None):

@@ -113,6 +113,8 @@ class Elements:
         self.count = max(2 * self.ranks, suite.options.largest // dtype.size)
         self.sent = [self.values(rank, rank) for rank in range(self.ranks)]
         self.expected = self.layer.encode(self.tree(), dtype)
+        # Calls take them on streams of their own.
+        self.layer.synchronize()
 
     def values(self, place, rank):
         is_double = self.dtype.name == "double"

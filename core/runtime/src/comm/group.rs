@@ -11,6 +11,9 @@ use std::thread;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::log;
+use hawser_device::Stream;
+use hawser_plan::{Call, Collective};
+use smallvec::SmallVec;
 
 use crate::call_check;
 use crate::comm::{Busy, Comm};
@@ -322,7 +325,9 @@ fn launch<'a>(parts: impl ExactSizeIterator<Item = Part<'a>>) -> Result<()> {
     }
     here.reserve(parts.len());
     let now = call_ms();
+    let mut taken = Taken::new();
     for Part { comm, comm_state, items } in parts {
+        refuse_shared_stream(comm_state, items, &mut taken)?;
         comm_state.journal.launch_at(now);
         let _spans = enter(comm_state, items);
         let is_host = comm_state.device.kernels().is_none();
@@ -339,6 +344,39 @@ fn launch<'a>(parts: impl ExactSizeIterator<Item = Part<'a>>) -> Result<()> {
         comm.in_background(comm_state, move || drop(submit(&mut launches)))?;
     }
     submit(&mut here)
+}
+
+/// The streams of the ranks of a group that share GPUs: communicator, GPU, stream and rank.
+type Taken = SmallVec<[(u64, u32, Stream, u32); 8]>;
+
+/// Refuses a collective in which every rank waits for every other one where two ranks share a stream of one
+/// GPU: the second would begin when the first is over, which waits for the second.
+fn refuse_shared_stream(comm_state: &CommState, items: &[Item], taken: &mut Taken) -> Result<()> {
+    let waits_for_all = |call: &Call| {
+        use Collective::{AllGather, AllReduce, AllToAll, ReduceScatter};
+        call.count > 0 && matches!(call.collective, AllReduce | AllGather | ReduceScatter | AllToAll)
+    };
+    let stream = items.iter().find_map(|item| match item {
+        Item::Call(call, _, stream) if waits_for_all(call) => Some(*stream),
+        _ => None,
+    });
+    let Some(stream) = stream.filter(|_| comm_state.device.kernels().is_some()) else { return Ok(()) };
+    let (id, ordinal) = (comm_state.comm_id, comm_state.device.caps().ordinal);
+    match taken.iter().find(|of| (of.0, of.1, of.2) == (id, ordinal, stream)) {
+        Some((.., other)) => {
+            let rank = comm_state.rank;
+            let text = format!(
+                "ranks {other} and {rank} share device {ordinal} and call on one stream of it, \
+                                where rank {rank} would begin when rank {other} is over"
+            );
+            let remedy = "give each rank that shares a GPU a stream of its own (not the default stream)";
+            Err(Error::invalid_usage(text).remedy(remedy))
+        }
+        None => {
+            taken.push((id, ordinal, stream, comm_state.rank));
+            Ok(())
+        }
+    }
 }
 
 /// Marks what the log says as about a part of a group.

@@ -84,6 +84,43 @@ fn streams_of_a_group_meet_before_and_after_it() {
     });
 }
 
+/// On one stream the second rank's kernel would begin when the first one's is over, which waits for it.
+#[test]
+fn ranks_that_share_a_gpu_need_streams_of_their_own() {
+    let env =
+        [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")];
+    with_fake_driver(module_path!(), "ranks_that_share_a_gpu_need_streams_of_their_own", &env, || {
+        if hawser_kernels::FATBINS.is_empty() {
+            return;
+        }
+        let device = hawser_device::cuda::open(0).unwrap();
+        let comms = Comm::init_all(&[0, 0]).unwrap();
+        let buffer = device.alloc_as_user(1 << 12).unwrap();
+        let streams = [device.stream().unwrap(), device.stream().unwrap()];
+        let of_both = |streams: [hawser_device::Stream; 2], call: Call| {
+            group::start().unwrap();
+            [0, 1]
+                .into_iter()
+                .try_for_each(|rank: usize| comms[rank].collective(call, streams[rank]))
+                .unwrap();
+            group::end()
+        };
+        let reduce = all_reduce(buffer.addr);
+        let same = [streams[0].stream; 2];
+        let error = of_both(same, reduce).unwrap_err();
+        assert!(error.text.contains("ranks 0 and 1 share device 0"), "{error}");
+        assert_eq!(error.kind, hawser_base::error::ErrorKind::InvalidUsage);
+        let refused = |outcome: hawser_base::error::Result<()>| {
+            outcome.is_err_and(|error| error.text.contains("share device 0"))
+        };
+        assert!(refused(of_both([hawser_device::Stream::default(); 2], reduce)), "nor on the default stream");
+        assert!(!refused(of_both(streams.each_ref().map(|own| own.stream), reduce)));
+        // A root does not wait for the others.
+        assert!(!refused(of_both(same, Call { collective: Collective::Broadcast, ..reduce })));
+        comms.iter().for_each(|comm| comm.abort().unwrap());
+    });
+}
+
 #[test]
 fn parts_of_heaps_come_when_an_operation_needs_them() {
     let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];

@@ -30,10 +30,61 @@ pub fn carry_out(
     if range.count == 0 {
         return Ok(());
     }
-    let options = || options.cloned().map(Box::new);
-    if range == (Range { first: 0, count: call.count }) {
-        return comm.collective_with(*call, options(), stream);
+    if is_whole(call, range) {
+        return comm.collective_with(*call, options.cloned().map(Box::new), stream);
     }
+    carry_part(comm, call, range, options, stream)
+}
+
+/// Does once what [`carry_out`] will do, with data of no meaning in memory that nobody else uses: afterwards
+/// all plans and connections that it needs are there, and all kernels are loaded.
+pub fn rehearse(
+    comm: &Comm,
+    call: &Call,
+    range: Range,
+    options: Option<&CallOptions>,
+    (scratch, stream): (u64, Stream),
+) -> Result<()> {
+    if range.count == 0 {
+        return Ok(());
+    }
+    let whole = Range { first: 0, count: range.count };
+    let [input_bytes, _] = rehearsal_bytes(call, range, comm.ranks());
+    let compact = Call { count: range.count, input: scratch, output: scratch + input_bytes, ..*call };
+    match is_whole(call, range) {
+        true => comm.collective_with(compact, options.cloned().map(Box::new), stream),
+        false => carry_part(comm, &compact, whole, options, stream),
+    }
+}
+
+/// The bytes of input and output of a rehearsal.
+pub fn rehearsal_bytes(call: &Call, range: Range, ranks: u32) -> [u64; 2] {
+    let (one, all) = (1, u64::from(ranks));
+    let [inputs, outputs] = match call.collective {
+        Collective::AllGather | Collective::Gather => [one, all],
+        Collective::ReduceScatter | Collective::Scatter => [all, one],
+        Collective::AllToAll => [all, all],
+        _ => [one, one],
+    };
+    // Outputs begin where buffers of programs do.
+    let block = range.count * call.dtype.size() as u64;
+    [(inputs * block).next_multiple_of(512), outputs * block]
+}
+
+/// True if a partition is the whole collective.
+fn is_whole(call: &Call, range: Range) -> bool {
+    range == Range { first: 0, count: call.count }
+}
+
+/// Carries a partition that is not the whole collective.
+fn carry_part(
+    comm: &Comm,
+    call: &Call,
+    range: Range,
+    options: Option<&CallOptions>,
+    stream: Stream,
+) -> Result<()> {
+    let options = || options.cloned().map(Box::new);
     if let Some(owners) = reductions(call, range, comm.ranks(), comm.rank()) {
         group::start()?;
         let added = owners.iter().try_for_each(|call| comm.collective_with(*call, options(), stream));

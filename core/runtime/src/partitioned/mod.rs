@@ -63,6 +63,9 @@ pub struct Words {
 
 /// The way in which partitions are waited for and sent on a kind of device.
 trait Carrier: Send + Sync {
+    /// Makes and loads what rounds need, once all ranks have the collective. Waits for them.
+    fn rehearse(&self) -> Result<()>;
+
     /// Begins a round: no partition is ready or has arrived.
     fn start(&self, stream: Stream) -> Result<()>;
 
@@ -139,6 +142,8 @@ impl Partitioned {
         let agreed = shape::agree(&state.bootstrap, made.as_ref().map(|(shape, _)| shape), &wait);
         let (shape, carrier) = made?;
         agreed?;
+        // The others are in it too, and must not wait for this rank.
+        carrier.rehearse().inspect_err(|_| drop(child.abort()))?;
         let marked = vec![false; shape.counts.len()];
         let round = Mutex::new(Round { is_open: false, marked, order: shape.order() });
         Ok(Self { child: child.clone(), shape, round, carrier })

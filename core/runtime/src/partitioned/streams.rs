@@ -1,6 +1,10 @@
 //! Partitions on GPUs: a stream waits for the word of each partition, carries the partition and writes the
 //! word that says that it has arrived. The host waits for nothing.
 //!
+//! While a stream waits, the driver may refuse to load a kernel or to map memory until it goes on, and it goes
+//! on only when the program has said that a partition is ready. So everything that rounds need is made before
+//! the first one: each partition is rehearsed when the collective is made.
+//!
 //! Every round begins with words of 0, written on the stream of the program. So rounds may be captured in
 //! graphs: no number of a round is in a launch.
 
@@ -12,7 +16,7 @@ use hawser_base::lock::lock;
 use hawser_base::wait::Wait;
 use hawser_device::{Device, Memory, MemoryOp, Moment, OwnedStream, Stream};
 
-use super::calls::{Range, carry_out};
+use super::calls::{self, Range, carry_out};
 use super::lateness::Moments;
 use super::shape::{self, Shape};
 use super::{Carrier, Words};
@@ -32,6 +36,8 @@ pub struct OnStreams {
     stream: OwnedStream,
     /// The words of what is ready, those of what has arrived, and as many zeros as both.
     words: Memory,
+    /// The memory of the rehearsal, until it is over.
+    scratch: Mutex<Option<Memory>>,
 }
 
 /// The times at which the last round began and its partitions were ready; nothing of a round that is
@@ -51,9 +57,14 @@ impl OnStreams {
         let _context = device.enter()?;
         let words = device.alloc(4 * WORD * shape.counts.len() as u64)?;
         let stream = device.urgent_stream()?;
-        let order = Mutex::new(shape.in_order(&shape.order()));
+        let order = shape.in_order(&shape.order());
+        let scratch = |range: &(usize, Range)| {
+            calls::rehearsal_bytes(&shape.call, range.1, child.ranks()).iter().sum::<u64>()
+        };
+        let scratch = device.alloc(order.iter().map(scratch).max().unwrap_or(0).max(1))?;
+        let (order, scratch) = (Mutex::new(order), Mutex::new(Some(scratch)));
         let (child, shape, marks) = (child.clone(), shape.clone(), Mutex::default());
-        Ok(Self { child, device, shape, order, marks, stream, words })
+        Ok(Self { child, device, shape, order, marks, stream, words, scratch })
     }
 
     fn ready_word(&self, partition: usize) -> u64 {
@@ -93,6 +104,16 @@ impl OnStreams {
 }
 
 impl Carrier for OnStreams {
+    fn rehearse(&self) -> Result<()> {
+        let _context = self.device.enter()?;
+        let Some(scratch) = lock(&self.scratch)?.take() else { return Ok(()) };
+        let (own, options) = (self.stream.stream, self.shape.options.as_deref());
+        for (_, range) in &lock(&self.order)?.clone() {
+            calls::rehearse(&self.child, &self.shape.call, *range, options, (scratch.addr, own))?;
+        }
+        self.settle()
+    }
+
     fn start(&self, stream: Stream) -> Result<()> {
         let _context = self.device.enter()?;
         self.device.order(self.stream.stream, stream)?;
