@@ -4,13 +4,14 @@
     bench/adaptive.py target/release/hawser --ranks 4 --cpus 2 --size 64K --starts 10 --parallel 10 --seconds 300 \\
         --out bench/results/adaptive-host.txt --json adaptive.json
 
-First every way runs alone for some seconds; the fastest is "best". Then rounds of --parallel starts follow. Each
-start draws a floor and runs adaptive mode over it; in the same seconds run each of these floors as a fixed rule, no
-rules at all, best as a fixed rule, and, where processors are left, best once more (twin), whose difference is what the
-machine does by itself. Every job has processors of its own (whole cores, sched_setaffinity), and all jobs move on to
-the next ones every --turn seconds, since processors differ. --first and --until run some of the starts, so that
-several calls make the ten. Prints for each start the time of an operation in the last third (adaptive, plain, best,
-twin), everything adaptive mode ran against all of its floor, the worst minute of that, and what it ended with."""
+First every way runs alone for some seconds; the fastest is "best". Then rounds of --parallel starts follow. Each start
+draws a floor and runs adaptive mode over it; in the same seconds run each of these floors as a fixed rule, no rules at
+all, best as a fixed rule, and, where processors are left, best --twins times more. Those run the same, so what they
+differ by is what the machine does by itself, and their median is what "to best" compares with. Every job has
+processors of its own (whole cores, sched_setaffinity), and all jobs move on to the next ones every --turn seconds,
+since processors differ. --first and --until run some of the starts, so that several calls make the ten. Prints for
+each start the time of an operation in the last third (adaptive, plain, the median, least and most of best), everything
+adaptive mode ran against all of its floor, the worst minute of that, and what it ended with."""
 
 import argparse
 import json
@@ -27,7 +28,7 @@ import time
 WAYS = ["ring", "double_ring", "tree", "all_pairs", "halving_doubling", "recursive_doubling", "one_shot", "knomial"]
 CHANGE = re.compile(r"adaptive mode of communicator \S+: (from collective \d+ on: .*)")
 INSTEAD = re.compile(r": (\w+)/\S+ instead of ")
-PLAIN, TWIN = "plain", "twin"
+PLAIN = "plain"
 
 
 class Job:
@@ -174,12 +175,13 @@ def run_round(options, floors, best):
     texts = {start: f'mode = "adaptive"\nbudget = {options.budget}\n' + rule(way) for start, way in floors.items()}
     texts |= {way: rule(way) for way in dict.fromkeys([*floors.values(), best])}
     texts[PLAIN] = ""
-    if len(texts) < len(slots(options.cpus)):
-        texts[TWIN] = rule(best)
+    left = max(len(slots(options.cpus)) - len(texts), 0)
+    twins = [f"twin {number}" for number in range(min(options.twins, left))]
+    texts |= dict.fromkeys(twins, rule(best))
     jobs = together(options, texts, options.seconds)
+    alike = [jobs[name].last_third() for name in [best, *twins]]
     for start, floor in floors.items():
         adaptive, fixed = jobs[start], jobs[floor]
-        times = {name: jobs[name].last_third() if name in jobs else None for name in (PLAIN, best, TWIN)}
         end, minutes = adaptive.last_third(), []
         for at in range(0, int(options.seconds), 60):
             ours, theirs = adaptive.mean(at, at + 60), fixed.mean(at, at + 60)
@@ -188,10 +190,10 @@ def run_round(options, floors, best):
             "start": start,
             "floor": floor,
             "adaptive": end,
-            "plain": times[PLAIN],
-            "best": times[best],
-            "twin": times[TWIN],
-            "to_best": end / times[best],
+            "plain": jobs[PLAIN].last_third(),
+            "best": statistics.median(alike),
+            "alike": alike,
+            "to_best": end / statistics.median(alike),
             "to_floor": adaptive.mean() / fixed.mean(),
             "minutes_to_floor": minutes,
             "ends_with": adaptive.way(floor),
@@ -200,10 +202,10 @@ def run_round(options, floors, best):
 
 
 def line(row):
-    twin = f"{row['twin']:8.0f}" if row["twin"] else f"{'-':>8}"
+    alike = f"{min(row['alike']):.0f}-{max(row['alike']):.0f}"
     worst = max((minute for minute in row["minutes_to_floor"] if minute), default=float("nan"))
     return (
-        f"{row['start']:2} {row['floor']:19}{row['adaptive']:9.0f}{row['plain']:9.0f}{row['best']:9.0f}{twin}"
+        f"{row['start']:2} {row['floor']:19}{row['adaptive']:9.0f}{row['plain']:9.0f}{row['best']:9.0f}{alike:>8}"
         f"{row['to_best']:9.3f}{row['to_floor']:11.3f}{worst:9.3f}  {row['ends_with']}, {len(row['changes'])} changes"
     )
 
@@ -224,7 +226,7 @@ def main():
         ranked = sorted(ways.items(), key=lambda item: item[1])
         say("fixed rules, µs: " + ", ".join(f"{way} {us:.0f}" for way, us in ranked))
     say(f"best is {best}; {len(slots(options.cpus))} times {options.cpus} processors")
-    head = f"{'adaptive':>9}{'plain':>9}{'best':>9}{'twin':>8}{'to best':>9}{'all/floor':>11}{'minute':>9}"
+    head = f"{'adaptive':>9}{'plain':>9}{'best':>9}{'alike':>8}{'to best':>9}{'all/floor':>11}{'minute':>9}"
     say(f"{'start: floor':22}{head}  ends with")
     rows = []
     for floors in rounds(options, best):
@@ -236,11 +238,13 @@ def main():
     if not rows:
         sys.exit("no start lies between --first and --until")
     shares = [row["to_best"] for row in rows]
+    noise = [max(row["alike"]) / min(row["alike"]) for row in rows]
     minutes = [minute for row in rows for minute in row["minutes_to_floor"] if minute]
     say(
         f"{len(rows)} starts, to best: median {statistics.median(shares):.3f}, worst {max(shares):.3f}, "
         f"{sum(share <= 1.03 for share in shares)} within 1.03; minutes above 1.02 of the floor: "
-        f"{sum(minute > 1.02 for minute in minutes)} of {len(minutes)}, worst {max(minutes):.3f}"
+        f"{sum(minute > 1.02 for minute in minutes)} of {len(minutes)}, worst {max(minutes):.3f}; jobs that run "
+        f"alike differ by up to {max(noise):.3f}"
     )
     if options.json:
         with open(options.json, "w") as file:
@@ -254,6 +258,7 @@ def parse():
     parser.add_argument("--cpus", type=int, default=2, help="processors of each job")
     parser.add_argument("--size", default="64K")
     parser.add_argument("--starts", type=int, default=10)
+    parser.add_argument("--twins", type=int, default=1, help="jobs that run the best way as well, where there is room")
     parser.add_argument("--parallel", type=int, default=1, help="starts at the same time")
     parser.add_argument("--first", type=int, default=0, help="run starts from this number on")
     parser.add_argument("--until", type=int, default=1 << 30, help="and below this number")

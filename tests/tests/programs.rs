@@ -72,6 +72,10 @@ fn imported_plans() {
     let folder = folder("plans");
     for (name, text) in plans::all() {
         let imported = read_mscclpp(&text).unwrap().imported;
+        // Those of no collective run by a call of their own, below.
+        if imported.program.shape.collective == Collective::SendRecv {
+            continue;
+        }
         let window = Window { protocol: imported.protocol, bytes: (0, u64::MAX) };
         let xml = folder.join(format!("{name}.xml"));
         std::fs::write(&xml, to_xml(&imported.program, &window).unwrap()).unwrap();
@@ -220,57 +224,87 @@ fn ranks_with_different_files_are_told() {
 /// Each rank sends its input to the next one; from host to host half of it goes by way of the others.
 const ALL_TO_NEXT: &str = include_str!("msccl/alltonext.xml");
 
-/// MSCCL's `custom` programs run by a call of their own, on one host and on two.
+/// Programs of no collective run by a call of their own, on one host and on two: MSCCL's `custom`, and plans
+/// of MSCCL++ by way of the file that `hawser plan import` writes.
 #[test]
 fn custom_programs_run_by_their_name() {
     if !on_host() {
         return;
     }
     let folder = folder("custom");
-    let path = folder.join("alltonext.xml");
-    std::fs::write(&path, ALL_TO_NEXT).unwrap();
-    let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["custom_child", "--exact", "--nocapture"]).env(CHILD, &path);
-    // Settings about other algorithms do not count for a program that a call names.
-    child.env("MSCCL_XML_FILES", &path).env("HAWSER_DEVICE", "host").env("NCCL_ALGO", "ring");
-    let ended = child.output().unwrap();
-    let output =
-        [ended.stdout, ended.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    assert!(ended.status.success() && output.contains("1 passed"), "{output}");
+    let imported = |name: &str| {
+        let import = read_mscclpp(&plans::named(name)).unwrap().imported;
+        to_xml(&import.program, &Window { protocol: import.protocol, bytes: import.bytes }).unwrap()
+    };
+    let programs = [ALL_TO_NEXT.to_owned(), imported("next_4"), imported("rotate_4")];
+    for (name, text) in ["alltonext", "next", "rotate"].into_iter().zip(programs) {
+        let path = folder.join(format!("{name}.xml"));
+        std::fs::write(&path, text).unwrap();
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["custom_child", "--exact", "--nocapture"]).env(CHILD, &path);
+        // Settings about other algorithms do not count for a program that a call names.
+        child.env("MSCCL_XML_FILES", &path).env("HAWSER_DEVICE", "host").env("NCCL_ALGO", "ring");
+        let ended = child.output().unwrap();
+        let output =
+            [ended.stdout, ended.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+        assert!(ended.status.success() && output.contains("1 passed"), "{name}: {output}");
+    }
     std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Byte `at` of the input of a rank.
+fn sent(rank: u32, at: usize) -> u8 {
+    (at as u32 * 7 + rank * 61 + 3) as u8
+}
+
+/// The bytes that the program leaves in the output of a rank; what it does not write is 0xa5.
+fn moved(name: &str, rank: u32, length: usize) -> Vec<u8> {
+    let last = (rank + 3) % 4;
+    let third = length / 3;
+    let byte = |at| match (name, at / third.max(1)) {
+        ("alltonext", _) if rank == 0 => 0xa5,
+        ("alltonext" | "next", _) => sent(last, at),
+        (_, 0) => sent(last, at + third),
+        (_, 1) => 0xa5,
+        _ => sent(last, at - 2 * third),
+    };
+    (0..length).map(byte).collect()
 }
 
 #[test]
 fn custom_child() {
-    if std::env::var_os(CHILD).is_none() {
-        return;
-    }
+    let Some(path) = std::env::var_os(CHILD) else { return };
     let _deadline = Deadline::start();
+    let name = Path::new(&path).file_stem().unwrap().to_str().unwrap();
+    // Whole chunks of 16 bytes where the three of a program change their places.
+    let counts = if name == "rotate" { [48, 96, 480, 96_000] } else { [1, 2, 129, 100_003] };
     for hosts in ["aaaa", "aabb"] {
         on_hosts(hosts, &Config { net: Some("Socket".into()), ..Config::default() }, |comm| {
             for (dtype, count) in
-                [1, 2, 129, 100_003].into_iter().flat_map(|n| [(DataType::Float32, n), (DataType::Int8, n)])
+                counts.into_iter().flat_map(|n| [(DataType::Float32, n), (DataType::Int8, n)])
             {
                 let length = count * dtype.size();
-                let of = |rank: u32| (0..length).map(move |i| (i as u32 * 7 + rank * 61 + 3) as u8);
-                let (input, output) = (of(comm.rank()).collect::<Vec<u8>>(), vec![0xa5_u8; length]);
+                let input: Vec<u8> = (0..length).map(|at| sent(comm.rank(), at)).collect();
+                let (before, output) = (input.clone(), vec![0xa5_u8; length]);
                 let buffers = (input.as_ptr() as u64, output.as_ptr() as u64);
                 group::start().unwrap();
-                comm.custom("AllToNext", buffers, (count as u64, dtype), Stream(0)).unwrap();
+                comm.custom(&name.to_uppercase(), buffers, (count as u64, dtype), Stream(0)).unwrap();
                 group::end().unwrap();
-                let wanted: Vec<u8> = match comm.rank() {
-                    0 => vec![0xa5; length],
-                    rank => of(rank - 1).collect(),
-                };
-                assert!(output == wanted, "rank {} of {hosts}: {count} x {dtype:?}", comm.rank());
+                let wanted = moved(name, comm.rank(), length);
+                assert!(output == wanted, "{name}, rank {} of {hosts}: {count} x {dtype:?}", comm.rank());
+                assert!(input == before, "{name} changed the input of rank {}", comm.rank());
                 let last = comm.last_decision().unwrap().expect("a decision");
-                assert_eq!((last.algorithm.as_str(), last.collective.as_str()), ("alltonext", "sendrecv"));
+                assert_eq!((last.algorithm.as_str(), last.collective.as_str()), (name, "sendrecv"));
             }
             let call = |name: &str, buffers| comm.custom(name, buffers, (8, DataType::Int8), Stream(0));
             let unknown = call("other", (0x1000, 0x2000)).unwrap_err().to_string();
-            assert!(unknown.contains("alltonext") && unknown.contains("MSCCL_XML_FILES"), "{unknown}");
-            let overlap = call("alltonext", (0x1000, 0x1007)).unwrap_err().to_string();
+            assert!(unknown.contains(name) && unknown.contains("MSCCL_XML_FILES"), "{unknown}");
+            let overlap = call(name, (0x1000, 0x1007)).unwrap_err().to_string();
             assert!(overlap.contains("overlap"), "{overlap}");
+            if name == "rotate" {
+                let uneven = call(name, (0x1000, 0x2000)).unwrap_err().to_string();
+                assert!(uneven.contains("8 bytes are not 3 chunks of whole 16 bytes"), "{uneven}");
+            }
         });
     }
 }

@@ -4,7 +4,7 @@
 use hawser_plan::algo;
 use hawser_plan::executor::EXECUTORS;
 use hawser_plan::topology::DeviceKind;
-use hawser_plan::{Algorithm, Collective};
+use hawser_plan::{Algorithm, Collective, Route};
 use hawser_plugin::tuner::Function;
 use hawser_tuner::rule::{Action, Problem, Rule, RunBy};
 use std::collections::HashMap;
@@ -32,6 +32,13 @@ pub fn doubtful(rules: &[Rule]) -> Vec<Problem> {
 
 /// The reason why no call of a rule can be done by an action, if so.
 fn impossible(rule: &Rule, action: &Action) -> Option<String> {
+    if let (Some(RunBy::Only(executor)), Some(protocol)) = (action.way.executor, action.way.protocol)
+        && !Route::ALL.iter().any(|route| {
+            same(route.executor.name(), executor.name()) && same(route.protocol.name(), protocol.name())
+        })
+    {
+        return Some(format!("{} has no {}: no call can be done so", executor.name(), protocol.name()));
+    }
     let wanted = action.way.algorithm?;
     let known = Algorithm::ALL.into_iter().find(|known| same(known.name(), wanted.name()))?;
     let collectives: Vec<Collective> = Collective::ALL
@@ -90,6 +97,11 @@ mod tests {
              [[rule]]\nmatch.collective = \"gather\"\nuse = { algorithm = \"direct\" }\n",
         );
         assert_eq!(found, ["r:1:1: ring is not there for alltoall: no call can be done so"]);
+        let with = |protocol: &str| {
+            texts(&format!("[[rule]]\nuse = {{ executor = \"copy_engine\", protocol = \"{protocol}\" }}\n"))
+        };
+        assert_eq!(with("ll"), ["r:1:1: copy_engine has no ll: no call can be done so"]);
+        assert!(with("simple").is_empty());
     }
 
     #[test]

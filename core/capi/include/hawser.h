@@ -40,7 +40,8 @@ ncclResult_t hawserScatterv(const void *sendbuff, const size_t sendcounts[], con
 
 /* Runs a program that computes what no collective of NCCL does (coll="custom" in MSCCL's XML) by its name, which its file has in
  * MSCCL_XML_FILES or MSCCL_ALGO_DIR on all ranks: from count elements at sendbuff to count elements at recvbuff, cut into the
- * chunks of the program. The buffers must not overlap; what the program does not write is not touched. All ranks call it. */
+ * chunks of the program: of a multiple of 16 bytes if it moves them to other places. The buffers must not overlap; what the
+ * program does not write is not touched. All ranks call it. */
 ncclResult_t hawserCustom(const char *program, const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,
                           ncclComm_t comm, cudaStream_t stream);
 

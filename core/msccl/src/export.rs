@@ -73,9 +73,10 @@ pub fn to_xml(program: &Program, window: &Window) -> Result<String> {
 }
 
 /// True if a runtime may call the program in place. NCCL has no all-to-all in place, so nothing proves that
-/// one survives it.
+/// one survives it, and nothing says what a program of no collective promises there.
 fn runs_in_place(program: &Program) -> bool {
-    program.shape.collective != Collective::AllToAll && verify(program, MOST_SLOTS, true).is_ok()
+    let has_none = matches!(program.shape.collective, Collective::AllToAll | Collective::SendRecv);
+    !has_none && verify(program, MOST_SLOTS, true).is_ok()
 }
 
 fn collective(collective: Collective) -> &'static str {

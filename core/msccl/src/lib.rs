@@ -126,7 +126,7 @@ fn finish(mut algo: Algo) -> Result<Import> {
     changes.extend(split::split(&mut whole));
     let translated = translate::translate(&whole)?;
     changes.extend(translated.folded.clone());
-    let (mut min_depth, mut right_in_place) = prove(&algo, &translated)?;
+    let (Verdict { mut min_depth, keeps_places, .. }, mut right_in_place) = prove(&algo, &translated)?;
     let Translated { mut program, hops, .. } = translated;
     if !right_in_place {
         let copies = apart::with_copies(&program);
@@ -148,22 +148,31 @@ fn finish(mut algo: Algo) -> Result<Import> {
     let traffic = Traffic::of(&program, hops);
     let texts = changes.iter().map(Change::to_string).collect();
     let (protocol, bytes) = (algo.protocol, algo.window);
-    let imported = Imported { program, protocol, bytes, min_depth, right_in_place, traffic, changes: texts };
+    let imported = Imported {
+        program,
+        protocol,
+        bytes,
+        min_depth,
+        right_in_place,
+        keeps_places,
+        traffic,
+        changes: texts,
+    };
     Ok(Import { imported, dialect: algo.dialect, changes, algo })
 }
 
-/// Slots needed, and whether the program is right in place.
-fn prove(algo: &Algo, translated: &Translated) -> Result<(u32, bool)> {
+/// The verdict on the program out of place, and whether it is right in place.
+fn prove(algo: &Algo, translated: &Translated) -> Result<(Verdict, bool)> {
     let verify = |in_place| verify::verify(&translated.program, MOST_SLOTS, in_place);
     let refuse = |fault: Fault, how: &str| refusal(algo, translated, &fault, how);
     let apart: Verdict = verify(false).map_err(|fault| refuse(fault, "out of place"))?;
     if algo.collective == Collective::SendRecv {
         // Its call refuses buffers that overlap.
-        return Ok((apart.min_depth, true));
+        return Ok((apart, true));
     }
     match verify(true) {
-        Ok(_) => Ok((apart.min_depth, true)),
-        Err(_) if !algo.in_place => Ok((apart.min_depth, false)),
+        Ok(_) => Ok((apart, true)),
+        Err(_) if !algo.in_place => Ok((apart, false)),
         Err(fault) => Err(refuse(fault, "in place")),
     }
 }

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use super::check::chunks;
-use super::xml::{Algo, Pos};
+use super::xml::{Algo, Outputs, Pos};
 use hawser_program::verify::add_up;
 use hawser_program::{Buf, Ref};
 use hawser_types::Collective;
@@ -156,6 +156,12 @@ impl Memory {
     pub fn kept(&self) -> Vec<(u32, u32)> {
         let kept = |cell: &Cell| (!cell.is_written).then_some((cell.input?, cell.output?));
         self.cells.iter().filter_map(kept).collect()
+    }
+
+    /// Output chunk and the first contribution to it: whose input, and which chunk of that.
+    pub fn moved(&self) -> Outputs {
+        let first = |value: Rc<Value>| value.parts.first().map(|part| (part.0, part.1));
+        self.outputs().into_iter().map(|(chunk, value, _)| (chunk, value.and_then(first))).collect()
     }
 
     /// Output chunk, value if any, and who wrote it.

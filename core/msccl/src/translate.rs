@@ -250,6 +250,7 @@ impl<'a> State<'a> {
         let mut hops = 0;
         for (rank, memory) in (0..).zip(&self.memories) {
             let gpu = self.algo.gpus[rank as usize].pos;
+            self.check_moved(rank, memory)?;
             for (chunk, value, writer) in memory.outputs() {
                 if shape.collective == Collective::SendRecv {
                     hops = hops.max(value.map_or(0, |value| value.hops));
@@ -288,6 +289,21 @@ impl<'a> State<'a> {
             }
         }
         Ok(hops)
+    }
+
+    /// A file that is made from a plan moves what the plan moves.
+    fn check_moved(&self, rank: u32, memory: &Memory) -> Result<()> {
+        let Some(moved) = self.algo.moved.as_ref().map(|moved| &moved[rank as usize]) else { return Ok(()) };
+        let Some(((chunk, found), _)) =
+            memory.moved().into_iter().zip(moved).find(|(found, moved)| found != *moved)
+        else {
+            return Ok(());
+        };
+        let text = format!(
+            "chunk {chunk} of the output of gpu {rank} would hold {found:?} after the import, not what \
+             the plan moves there"
+        );
+        Err(ImportError::new(Class::WrongResult, self.algo.gpus[rank as usize].pos, text))
     }
 }
 

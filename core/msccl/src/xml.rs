@@ -84,7 +84,12 @@ pub(super) struct Algo {
     pub gpus: Vec<Gpu>,
     /// The things in the file that were read as something else than they say.
     pub changes: Vec<Change>,
+    /// What every rank has in the end, where the file is made from a plan of no known collective.
+    pub moved: Option<Vec<Outputs>>,
 }
+
+/// Chunks of the output of a rank, and whose input they have in the end: rank and chunk, or nobody's.
+pub(super) type Outputs = Vec<(u32, Option<(u32, u32)>)>;
 
 #[derive(Debug, Clone)]
 pub(super) struct Gpu {
@@ -182,6 +187,10 @@ const MOST_CHUNKS: u32 = 1 << 16;
 /// The collective of a file that computes what no NCCL call asks for.
 const CUSTOM: &str = "custom";
 
+/// The change of such a file that is for one buffer.
+pub(super) const TWO_BUFFERS: &str =
+    "inplace does not count: hawserCustom has two buffers that do not overlap";
+
 /// An element of some synthesizers, which no runtime reads: input that lies in the output already.
 const COPY: &str = "copy";
 
@@ -208,8 +217,7 @@ pub(super) fn read(text: &str) -> Result<Algo> {
     let mut change = |pos: Pos, text: String| changes.push(Change::new(pos, text));
     if collective == Collective::SendRecv {
         if in_place {
-            let text = "inplace=\"1\" does not count: hawserCustom has two buffers that do not overlap";
-            change(algo.pos(), text.into());
+            change(algo.pos(), TWO_BUFFERS.into());
         }
         (aliased, in_place) = (false, false);
     }
@@ -251,6 +259,7 @@ pub(super) fn read(text: &str) -> Result<Algo> {
         dialect,
         gpus,
         changes,
+        moved: None,
     })
 }
 

@@ -50,9 +50,16 @@ pub fn read(source: &str) -> Result<Imported> {
     // The call of a custom program refuses buffers that overlap.
     let right_in_place = program.shape.collective == Collective::SendRecv || prove(true).is_ok();
     let traffic = Traffic::of(&program, program.shape.ranks.max(2).ilog2() + 1);
-    let (protocol, min_depth) = (Protocol::Simple, verdict.min_depth);
-    let bytes = (0, u64::MAX);
-    Ok(Imported { program, protocol, bytes, min_depth, right_in_place, traffic, changes: Vec::new() })
+    Ok(Imported {
+        program,
+        protocol: Protocol::Simple,
+        bytes: (0, u64::MAX),
+        min_depth: verdict.min_depth,
+        right_in_place,
+        keeps_places: verdict.keeps_places,
+        traffic,
+        changes: Vec::new(),
+    })
 }
 
 /// The head of a program file, which says what it is for.

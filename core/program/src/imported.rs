@@ -17,6 +17,8 @@ pub struct Imported {
     pub min_depth: u32,
     /// True if input and output may be the same memory.
     pub right_in_place: bool,
+    /// False for a program of no known collective that moves chunks to other places: calls need equal chunks.
+    pub keeps_places: bool,
     /// The figures of the program that the cost model uses.
     pub traffic: Traffic,
     /// Changes that the importer made to what the file says, each with its place.

@@ -41,6 +41,9 @@ pub struct Verdict {
     /// Two runs are equal to the last bit. Holds for every program without native steps, since
     /// operands are folded in the order of the step and never in the order of arrival.
     pub deterministic: bool,
+    /// True unless the program is of no known collective and some chunk of an input comes to another chunk of
+    /// an output: the last chunk of a call may be shorter.
+    pub keeps_places: bool,
 }
 
 /// Proves that `program` computes its collective with FIFOs of `depth` slots, for every size.
@@ -62,8 +65,9 @@ pub fn verify(program: &Program, depth: u32, in_place: bool) -> Result<Verdict, 
             Err(_) => min_depth += 1,
         }
     };
-    let bitwise_equal = values::check(program, &order, in_place)?;
-    Ok(Verdict { bitwise_equal, min_depth, steps: order.len() as u64, deterministic: true })
+    let (bitwise_equal, keeps_places) = values::check(program, &order, in_place)?;
+    let steps = order.len() as u64;
+    Ok(Verdict { bitwise_equal, min_depth, steps, deterministic: true, keeps_places })
 }
 
 /// Proves that a program which is right combines the values of every element along a declared tree, whatever

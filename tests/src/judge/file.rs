@@ -34,6 +34,8 @@ pub enum Kind {
     Reduce,
     Gather,
     Scatter,
+    /// No collective: values are moved, and nothing says where to.
+    Custom,
 }
 
 /// A file that can be followed.
@@ -89,7 +91,7 @@ impl File {
     pub fn sizes(&self) -> (usize, usize) {
         let all = self.part * self.ranks;
         match self.kind {
-            Kind::AllReduce | Kind::Broadcast | Kind::Reduce => (self.part, self.part),
+            Kind::AllReduce | Kind::Broadcast | Kind::Reduce | Kind::Custom => (self.part, self.part),
             Kind::AllGather | Kind::Gather => (self.part, all),
             Kind::ReduceScatter | Kind::Scatter => (all, self.part),
             Kind::AllToAll => (all, all),
@@ -103,7 +105,7 @@ pub fn read(algo: &Element) -> Result<File, Refusal> {
     let ranks = number(algo, "ngpus")?;
     let chunks = number(algo, "nchunksperloop")?;
     let part = match kind {
-        Kind::AllReduce | Kind::Broadcast | Kind::Reduce => chunks,
+        Kind::AllReduce | Kind::Broadcast | Kind::Reduce | Kind::Custom => chunks,
         _ if ranks > 0 && chunks.is_multiple_of(ranks) => chunks / ranks,
         _ => return Err(format!("{chunks} chunks are not {ranks} equal parts").into()),
     };
@@ -130,6 +132,9 @@ pub fn read(algo: &Element) -> Result<File, Refusal> {
     if moves > MOST_MOVES || blocks > MOST_BLOCKS {
         return Err(Refusal::Open(format!("{moves} chunks are moved by {blocks} blocks")));
     }
+    if kind == Kind::Custom && steps().any(|step| step.adds) {
+        return Err(Refusal::Open("which sums `custom` promises is not said".to_owned()));
+    }
     let root = root(algo, kind, &gpus)?;
     let file = File { kind, ranks, root, part, ways: ways(algo, kind)?, gpus };
     bounds(&file)?;
@@ -146,7 +151,7 @@ fn kind(name: &str) -> Result<Kind, Refusal> {
         "reduce" => Kind::Reduce,
         "gather" => Kind::Gather,
         "scatter" => Kind::Scatter,
-        "custom" => return Err(Refusal::Open("what `custom` promises is not said".to_owned())),
+        "custom" => Kind::Custom,
         other => return Err(format!("there is no collective {other}").into()),
     })
 }
@@ -183,6 +188,8 @@ fn ways(algo: &Element, kind: Kind) -> Result<Vec<Way>, Refusal> {
         Some(other) => Err(Refusal::Wrong(format!("{name} is {other}"))),
     };
     match (flag("inplace")?, flag("outofplace")?) {
+        // Its call has two buffers, whatever the file says.
+        _ if kind == Kind::Custom => Ok(vec![Way::Apart]),
         (Some(true), Some(true)) if kind == Kind::AllToAll => Ok(vec![Way::Apart]),
         (Some(true), Some(true)) => Ok(vec![Way::Apart, Way::InPlace]),
         (Some(true), _) => Ok(vec![Way::InPlace]),

@@ -76,5 +76,17 @@ pub fn judge_element(algo: &Element, rules: Rules) -> Opinion {
     Opinion::Right
 }
 
+/// For every chunk of the output of a rank: whose input it holds, and which chunk of that; None where nobody
+/// wrote.
+pub type Origins = Vec<Option<(usize, usize)>>;
+
+/// What the outputs of all ranks hold in the end, for a file that is right and of no collective.
+pub fn moved(text: &str) -> Option<Vec<Origins>> {
+    let file = file::read(&Element::read(text).ok()?).ok()?;
+    let outputs = simulate::run(&file, Way::Apart, Rules::default()).ok()?;
+    let of = |number: Option<u64>| number.and_then(|number| promise::origin(&file, number));
+    Some(outputs.into_iter().map(|output| output.into_iter().map(of).collect()).collect())
+}
+
 #[cfg(test)]
 mod tests;

@@ -7,7 +7,11 @@ use super::mutate::Draw;
 /// The promise of a plan: the collective by MSCCL's word, and the number of ranks.
 pub fn promise(text: &str) -> Option<(String, usize)> {
     let plan: Value = serde_json::from_str(text).ok()?;
-    let collective = plan.get("collective").or_else(|| plan.get("coll"))?.as_str()?;
+    let collective = match plan.get("collective").or_else(|| plan.get("coll"))?.as_str()? {
+        // Words for what no collective is.
+        "sendrecv" | "test" => "custom",
+        word => word,
+    };
     Some((collective.to_owned(), plan.get("gpus")?.as_array()?.len()))
 }
 

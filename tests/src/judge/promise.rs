@@ -52,6 +52,12 @@ pub fn number(rank: usize, chunk: usize) -> u64 {
     z ^ (z >> 31)
 }
 
+/// The rank and the chunk that a number stands for.
+pub fn origin(file: &File, wanted: u64) -> Option<(usize, usize)> {
+    let all = (0..file.ranks).flat_map(|rank| (0..file.sizes().0).map(move |chunk| (rank, chunk)));
+    all.into_iter().find(|&(rank, chunk)| number(rank, chunk) == wanted)
+}
+
 /// The cells of a rank before the first step.
 pub fn before(file: &File, rank: usize, layout: &Layout) -> Vec<Option<u64>> {
     let mut cells = vec![None; layout.cells];
@@ -72,6 +78,7 @@ pub fn after(file: &File, rank: usize) -> Vec<u64> {
     let (part, own) = (file.part, rank * file.part);
     let all = || (0..file.ranks * part).map(|at| (at / part, at % part));
     match file.kind {
+        Kind::Custom => Vec::new(),
         Kind::Reduce | Kind::Gather if rank != file.root => Vec::new(),
         Kind::AllReduce | Kind::Reduce => (0..part).map(sum).collect(),
         Kind::ReduceScatter => (own..own + part).map(sum).collect(),

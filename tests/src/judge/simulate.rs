@@ -60,8 +60,8 @@ struct World<'a> {
     keeps_input: bool,
 }
 
-/// Runs a file in one way.
-pub fn run(file: &File, way: Way, rules: Rules) -> Result<(), String> {
+/// Runs a file in one way; returns the numbers in the outputs of all ranks.
+pub fn run(file: &File, way: Way, rules: Rules) -> Result<Vec<Vec<Option<u64>>>, String> {
     one_block_per_end(file)?;
     let layouts: Vec<Layout> = (0..file.ranks).map(|rank| Layout::of(file, rank, way)).collect();
     let fresh = |number| Cell { number, written: None, read: Vec::new() };
@@ -85,7 +85,8 @@ pub fn run(file: &File, way: Way, rules: Rules) -> Result<(), String> {
         keeps_input: rules.keeps_input && way == Way::Apart,
     };
     world.until_nothing_moves()?;
-    world.look_at_the_end()
+    world.look_at_the_end()?;
+    Ok((0..file.ranks).map(|rank| world.output(rank)).collect())
 }
 
 /// No two blocks of a rank send to, or receive from, one peer on one channel: chunks would mix.
@@ -252,6 +253,11 @@ impl World<'_> {
         Ok(())
     }
 
+    fn output(&self, rank: usize) -> Vec<Option<u64>> {
+        let cell = |chunk| &self.cells[rank][self.layouts[rank].cell((Memory::Output, chunk))];
+        (0..self.file.sizes().1).map(|chunk| cell(chunk).number).collect()
+    }
+
     /// Every block has ended, nothing is on its way, and outputs are as promised.
     fn look_at_the_end(&self) -> Result<(), String> {
         for (rank, gpu) in self.file.gpus.iter().enumerate() {
@@ -269,9 +275,9 @@ impl World<'_> {
             return Err(format!("what was sent over {wire:?} is never received"));
         }
         for rank in 0..self.file.ranks {
+            let output = self.output(rank);
             for (chunk, wanted) in promise::after(self.file, rank).into_iter().enumerate() {
-                let cell = &self.cells[rank][self.layouts[rank].cell((Memory::Output, chunk))];
-                if cell.number != Some(wanted) {
+                if output[chunk] != Some(wanted) {
                     return Err(format!(
                         "chunk {chunk} of the output of rank {rank} is not what it should be"
                     ));

@@ -50,6 +50,21 @@ fn data_and_order_are_judged() {
 }
 
 #[test]
+fn what_no_collective_moves_is_seen() {
+    let custom = |steps: &[String]| pair(&steps.concat()).replace("allreduce", "custom");
+    let swap =
+        custom(&[step(0, "s", "i", "o"), step(1, "r", "i", "o")]).replace("inplace=\"0\"", "inplace=\"1\"");
+    assert_eq!(said(&swap, Rules::default()), "right");
+    assert_eq!(moved(&swap), Some(vec![vec![Some((1, 0))], vec![Some((0, 0))]]));
+    let kept = custom(&[step(0, "s", "i", "o"), step(1, "r", "i", "s")]);
+    assert_eq!(moved(&kept), Some(vec![vec![None], vec![None]]));
+    let sums = said(&custom(&[step(0, "s", "i", "o"), step(1, "rrc", "i", "o")]), Rules::default());
+    assert!(sums.contains("which sums"), "{sums}");
+    let unwritten = custom(&[step(0, "s", "o", "o"), step(1, "r", "i", "o")]);
+    assert!(said(&unwritten, Rules::default()).contains("nobody wrote") && moved(&unwritten).is_none());
+}
+
+#[test]
 fn a_fifo_may_be_too_short() {
     let twice = ["s", "s"].iter().enumerate().map(|(at, kind)| step(at, kind, "i", "o"));
     let steps: String = twice.chain([step(2, "r", "i", "s"), step(3, "rrc", "i", "o")]).collect();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::json::{File, Node, Object};
 use super::op::{self, Act, Op};
-use crate::fault::{Class, ImportError, Result};
+use crate::fault::{Change, Class, ImportError, Result};
 use crate::xml::{Algo, Dialect, Gpu, Pos};
 use hawser_program::Buf;
 use hawser_types::Collective;
@@ -112,7 +112,13 @@ fn head(root: &Object<'_>, ranks: u32) -> Result<Algo> {
             format!("no size fits: min_message_size {} is above max_message_size {}", window.0, window.1);
         return Err(root.error(Class::Attribute, text));
     }
-    let in_place = root.required("inplace")?.flag()?;
+    let collective = collective(root.required("collective")?)?;
+    let mut in_place = root.required("inplace")?.flag()?;
+    let mut changes = Vec::new();
+    if collective == Collective::SendRecv && in_place {
+        changes.push(Change::new(root.pos(), crate::xml::TWO_BUFFERS));
+        in_place = false;
+    }
     Ok(Algo {
         pos: root.pos(),
         name: crate::xml::plain(&root.required("name")?.word()?),
@@ -120,14 +126,15 @@ fn head(root: &Object<'_>, ranks: u32) -> Result<Algo> {
         channels: 1,
         chunks: 0,
         ranks,
-        collective: collective(root.required("collective")?)?,
+        collective,
         root: None,
         aliased: in_place,
         in_place,
         window,
         dialect: Dialect::Mscclpp,
         gpus: Vec::new(),
-        changes: Vec::new(),
+        changes,
+        moved: None,
     })
 }
 
@@ -137,13 +144,9 @@ fn collective(node: Node<'_>) -> Result<Collective> {
         "allgather" => Ok(Collective::AllGather),
         "reducescatter" | "reduce_scatter" => Ok(Collective::ReduceScatter),
         "alltoall" => Ok(Collective::AllToAll),
-        name @ ("sendrecv" | "test" | "custom") => {
-            let text = format!(
-                "\"{name}\" is no collective that an NCCL call asks for: nothing could select this plan"
-            );
-            Err(node.error(Class::Collective, text))
-        }
-        _ => Err(node.wrong("allreduce, allgather, reducescatter or alltoall")),
+        // What the plan moves is what it is for: a call of its own asks for it by name.
+        "custom" | "sendrecv" | "test" => Ok(Collective::SendRecv),
+        _ => Err(node.wrong("allreduce, allgather, reducescatter, alltoall, sendrecv, test or custom")),
     }
 }
 

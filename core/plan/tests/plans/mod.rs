@@ -11,6 +11,8 @@ pub fn all() -> Vec<(String, String)> {
         plans.push((format!("ring_{ranks}"), ring(ranks)));
         plans.push((format!("gets_{ranks}"), gets(ranks)));
         plans.push((format!("scatter_{ranks}"), scatter(ranks)));
+        plans.push((format!("next_{ranks}"), next(ranks)));
+        plans.push((format!("rotate_{ranks}"), rotate(ranks)));
     }
     plans.push(("forward_4".to_owned(), forward(4)));
     plans.push(("groups_2".to_owned(), groups(1)));
@@ -225,6 +227,39 @@ fn scatter(ranks: u32) -> Value {
         gpu(me, [ranks, 1, ranks - 1], memory_to(&others), buffers_of(&others, "s"), semaphores, blocks)
     };
     plan("scatter", "reducescatter", "Simple", false, (0..ranks).map(rank).collect())
+}
+
+/// No collective: each rank puts its input into the output of the next one, when that one says that it may.
+fn next(ranks: u32) -> Value {
+    let rank = |me: u32| {
+        let (next, last) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+        // Of two ranks both are next and last: the first channel of one ends at the second of the other.
+        let swapped = ranks == 2 && me == 1;
+        let (to, from) = if swapped { (1, 0) } else { (0, 1) };
+        let connected = if swapped { [last, next] } else { [next, last] };
+        let mut put = op("pws", vec![here("i", 0, 2)], vec![there(0, 0, 2)]);
+        put["channel_ids"] = json!([to]);
+        let ops = vec![sync("signal", &[from]), sync("wait", &[to]), put, sync("wait", &[from])];
+        let buffers = buffers_of(&[next], "o");
+        gpu(me, [2, 2, 0], memory_to(&connected), buffers, json!([]), vec![block(0, &[0, 1], &[0], ops)])
+    };
+    plan("next", "sendrecv", "Simple", false, (0..ranks).map(rank).collect())
+}
+
+/// No collective: what the next rank has goes to it by packets, and from its scratch to the chunk behind, so
+/// that chunks change their places, too. The input has fewer chunks than the output.
+fn rotate(ranks: u32) -> Value {
+    let rank = |me: u32| {
+        let (next, last) = ((me + 1) % ranks, (me + ranks - 1) % ranks);
+        let to = if next == last { vec![next] } else { vec![next, last] };
+        let mut ops = vec![op("ppkt", vec![here("i", 0, 2)], vec![there(0, 0, 2)])];
+        for (from, chunk) in [(0, 2), (1, 0)] {
+            ops.push(op("upkt", vec![here("s", from, 1)], vec![here("o", chunk, 1)]));
+        }
+        let buffers = buffers_of(&[next], "s");
+        gpu(me, [2, 3, 2], memory_to(&to), buffers, json!([]), vec![block(0, &[0], &[0], ops)])
+    };
+    plan("rotate", "custom", "LL", true, (0..ranks).map(rank).collect())
 }
 
 /// All-gather with packets that are passed on: pairs exchange, then each sends its pair's to the other pair.

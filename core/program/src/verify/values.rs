@@ -12,13 +12,14 @@ use crate::{Buf, Op, Program, Ref, Shape, Step};
 use hawser_types::Collective;
 
 /// Follows `order` and checks every read, access and output. Returns whether ranks that compute the
-/// same value compute it in the same order.
-pub(super) fn check(program: &Program, order: &[At], in_place: bool) -> Result<bool, Fault> {
+/// same value compute it in the same order, and whether a program of no known collective writes to chunks of
+/// the output only what lies in the same chunk of an input.
+pub(super) fn check(program: &Program, order: &[At], in_place: bool) -> Result<(bool, bool), Fault> {
     let mut run = Run::new(program, in_place);
     for &at in order {
         run.step(at)?;
     }
-    run.outputs()
+    Ok((run.outputs()?, !run.changes_places))
 }
 
 /// Follows `order` and checks that every output is combined along a declared tree.
@@ -96,6 +97,8 @@ struct Run<'a> {
     declared: Option<Declared>,
     /// The first step whose value is no node of that tree.
     departure: Option<Fault>,
+    /// A program of no known collective has written what lies in another chunk of an input.
+    changes_places: bool,
 }
 
 impl<'a> Run<'a> {
@@ -124,6 +127,7 @@ impl<'a> Run<'a> {
             ended,
             declared: None,
             departure: None,
+            changes_places: false,
         };
         for rank in 0..shape.ranks {
             for chunk in 0..chunks_on(shape, Buf::Input, rank) {
@@ -320,6 +324,9 @@ impl<'a> Run<'a> {
 
     fn write(&mut self, at: At, process: usize, reference: Ref, value: &Rc<Value>) -> Result<(), Fault> {
         let index = self.cell_of(at.rank, reference.buf, reference.chunk);
+        if self.program.shape.collective == Collective::SendRecv && reference.buf == Buf::Output {
+            self.changes_places |= value.parts.iter().any(|part| part.chunk != reference.chunk);
+        }
         let access = (!self.clocks.is_empty()).then(|| self.access(at, process));
         let cell = &self.cells[at.rank as usize][index];
         if access.is_some() {

@@ -6,6 +6,7 @@ use hawser_base::env;
 use hawser_base::error::{Error, Result};
 use hawser_device::Stream;
 use hawser_plan::algo;
+use hawser_plan::executor::launch::PACK_BYTES;
 use hawser_plan::imported::{self, Handle};
 use hawser_plan::p2p::Message;
 use hawser_plan::vector::{self, Vector};
@@ -85,6 +86,15 @@ impl Comm {
         let bytes = count.saturating_mul(dtype.size() as u64);
         if input.max(output) < input.min(output).saturating_add(bytes) {
             return refuse("sendbuff and recvbuff overlap".into(), "give it two buffers");
+        }
+        let kept = imported::kept(program);
+        let chunks = u64::from(kept.program.shape.per_block);
+        if !kept.keeps_places && !bytes.is_multiple_of(chunks * PACK_BYTES) {
+            let text = format!(
+                "{bytes} bytes are not {chunks} chunks of whole {PACK_BYTES} bytes, and it moves chunks to \
+                 other places"
+            );
+            return refuse(text, "pad the buffers");
         }
         let (op, scalar, root) = (ReduceOp::Sum, Scalar::Immediate(0), 0);
         let call = Call { collective: Collective::SendRecv, count, dtype, op, scalar, root, input, output };

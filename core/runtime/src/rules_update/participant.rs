@@ -24,8 +24,8 @@ const MOST_STRESS: usize = 16;
 /// The time that handing one message to a rank may take, and for which a rank that did not take it is left
 /// alone.
 const TELL: Duration = Duration::from_secs(2);
-/// The time in which the last words of a rank arrive that takes no more messages: it may have said farewell on
-/// a connection that nobody has read yet.
+/// The time in which the last words of a rank arrive that takes no more messages: it may have said farewell
+/// on a connection that nobody has read yet.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Changes that are remembered for [`Participant::switches`].
 const MOST_REMEMBERED: usize = 8192;
