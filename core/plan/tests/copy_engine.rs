@@ -312,7 +312,7 @@ fn what_is_direct_touches_no_staging() {
         emitter.agree(&legs, &ways, &mut commands);
         while emitter.round(&mut machine.counters[rank as usize], &mut commands) {}
         for command in commands {
-            if let What::Copy { dst, src, bytes } = command.what {
+            if let What::Copy { dst, src, bytes, .. } = command.what {
                 let is_staged = |at: u64| staging.iter().any(|range| range.contains(&at));
                 assert!(!is_staged(dst) && !is_staged(src), "{:#x} from {:#x}", dst, src);
                 *copied.entry((src >> 32, dst >> 32)).or_insert(0) += bytes;

@@ -7,7 +7,7 @@ use hawser_types::{Collective, DataType, ReduceOp};
 use crate::world::{Act, Drawn, How, Leave, Message, OnError, Step, Then, World};
 
 /// The names of the cases, and what was wrong.
-pub const CASES: [(&str, &str); 5] = [
+pub const CASES: [(&str, &str); 7] = [
     ("sent-to-one-who-left", "a destroy waited for data to be taken by a rank that had aborted"),
     ("split-beside-a-broken-net", "a split waited for ranks that had learned of this rank's failure"),
     ("rules-beside-a-destroy", "a change of rules waited for a rank that was about to leave"),
@@ -16,21 +16,18 @@ pub const CASES: [(&str, &str); 5] = [
         "rules-beside-a-stopped-rank",
         "a rank that got tired of connecting to one that was stopped was held for gone",
     ),
+    (
+        "buffer-of-one-who-aborted",
+        "copy engines read the buffer of a rank that had aborted, and the result counted as right",
+    ),
+    (
+        "abort-amid-a-change-of-rules",
+        "a split waited for a rank whose communicator had failed, and that told nobody",
+    ),
 ];
 
 /// The world of a case.
 pub fn world(name: &str) -> Option<World> {
-    let act = |steps, leave| Act { steps, leave, then: Then::Fresh };
-    let of = |hosts: &str, conditions, acts| World {
-        seed: 0,
-        hosts: hosts.to_owned(),
-        conditions,
-        sm_free: false,
-        max_ctas: None,
-        on_error: OnError::Revoke,
-        acts,
-        parts: 0,
-    };
     Some(match name {
         "sent-to-one-who-left" => {
             let leave = Leave { who: 0, after: 0, how: How::Abort };
@@ -59,8 +56,59 @@ pub fn world(name: &str) -> Option<World> {
             let second = act(vec![Step::Rules(2, 43), Step::Stop(0, 1_402, 2_097, gather)], None);
             of("aaaa", Conditions::default(), vec![first, second, act(Vec::new(), None)])
         }
+        _ => return abort(name),
+    })
+}
+
+/// The world of a case in which a rank aborts.
+fn abort(name: &str) -> Option<World> {
+    Some(match name {
+        "buffer-of-one-who-aborted" => {
+            let steps = vec![
+                Step::Often(Drawn { collective: Collective::ReduceScatter, count: 132, ..broadcast(0) }, 39),
+                Step::Rules(1, 85),
+                Step::Split(vec![0, 1, 1, 1, 2], vec![broadcast(0)]),
+                Step::Collective(Drawn {
+                    collective: Collective::Gather,
+                    dtype: DataType::Float64,
+                    count: 549,
+                    in_place: true,
+                    shift: 2,
+                    ..broadcast(1)
+                }),
+            ];
+            let leave = Leave { who: 0, after: 3, how: How::AbortDuring(1_060) };
+            let first = Act { then: Then::Grow, ..act(Vec::new(), None) };
+            let second = act(steps, Some(leave));
+            World { sm_free: true, ..of("aaab", Conditions::default(), vec![first, second]) }
+        }
+        "abort-amid-a-change-of-rules" => {
+            let leave = Leave { who: 2, after: 1, how: How::Abort };
+            let split = Step::Split(vec![1, -1, 0, 0], vec![broadcast(1)]);
+            let steps = vec![Step::Nap(2, 1_791), Step::Rules(0, 61), split];
+            let acts = vec![act(steps, Some(leave)), act(Vec::new(), None)];
+            let conditions = Conditions { latency_us: 39, ..Conditions::default() };
+            World { on_error: OnError::Nothing, ..of("daab", conditions, acts) }
+        }
         _ => return None,
     })
+}
+
+fn act(steps: Vec<Step>, leave: Option<Leave>) -> Act {
+    Act { steps, leave, then: Then::Fresh }
+}
+
+fn of(hosts: &str, conditions: Conditions, acts: Vec<Act>) -> World {
+    World {
+        seed: 0,
+        hosts: hosts.to_owned(),
+        conditions,
+        sm_free: false,
+        max_ctas: None,
+        on_error: OnError::Revoke,
+        acts,
+        parts: 0,
+    }
 }
 
 fn broadcast(root: u32) -> Drawn {

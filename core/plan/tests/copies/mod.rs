@@ -239,7 +239,7 @@ impl Machine {
                 assert_eq!(before, [0; 4], "a slot is told twice");
                 true
             }
-            What::Copy { dst, src, bytes } => {
+            What::Copy { dst, src, bytes, .. } => {
                 let data = self.at(src, bytes).to_vec();
                 self.at(dst, bytes).copy_from_slice(&data);
                 true

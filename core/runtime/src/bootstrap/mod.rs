@@ -14,6 +14,7 @@
 
 mod asking;
 mod auth;
+mod centre;
 mod comm_id;
 mod fate;
 mod fdpass;
@@ -353,6 +354,16 @@ impl Bootstrap {
     /// Tells the others why this rank fails.
     pub fn report(&self, error: &Error) {
         self.watch.report(error);
+    }
+
+    /// Looks whether ranks are there that do not do what is waited for: one that left at the same time as the
+    /// rank that passes news on could tell nobody. Takes up to `limit`, and begins with another one in each
+    /// `round`.
+    pub fn look_for(&self, ranks: &[u32], round: usize, wait: &Wait, limit: Duration) {
+        let wait = wait.at_most(limit);
+        let (last, first) = ranks.split_at(round % ranks.len().max(1));
+        let is_time = |_: &&u32| wait.remaining().is_none_or(|left| !left.is_zero());
+        first.iter().chain(last).take_while(is_time).for_each(|rank| self.watch.look_for(*rank, &wait));
     }
 
     /// Sets what this rank answers when it is asked how it is, and what it does with a sentence that another

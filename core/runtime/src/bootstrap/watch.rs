@@ -11,16 +11,15 @@
 //! A rank that leaves in peace, or whose operation failed, says so before its connection ends.
 
 use super::asking::{Asking, LONGEST_ANSWER};
-use super::auth::Role;
 use super::fate::{TEXT_LIMIT, cut, decode, encode};
-use super::peer::{Dialer, is_own_shortage};
+use super::peer::Dialer;
 use super::wire::{FrameReader, Incoming, Kind};
 use super::{Settings, detail, lock};
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::forked::ClosedInChildren;
-use hawser_base::liveness::process::{self, Found, find};
+use hawser_base::liveness::process::{Found, find};
 use hawser_base::liveness::{End, Identity, Roster};
-use hawser_base::wait::{AbortFlag, Wait};
+use hawser_base::wait::AbortFlag;
 use hawser_oob::socket::{Keepalive, Options};
 use hawser_oob::stream::Stream;
 use hawser_oob::wait::Bell;
@@ -39,15 +38,6 @@ const HOOK: Duration = Duration::from_millis(300);
 /// The time after the end of a centre at which the next one is connected to: all may be about to leave.
 const MOVE: Duration = Duration::from_millis(200);
 
-/// The time that a connection to the next centre may take.
-const CONNECT: Duration = Duration::from_secs(5);
-
-/// The time within which a process whose sockets are closed is over, if it ends.
-const ENDING: Duration = Duration::from_millis(300);
-
-/// The pause before the next try where this process has no descriptors left.
-const SHORTAGE: Duration = Duration::from_millis(500);
-
 /// Bytes that may wait for a rank that takes none.
 const MOST_WAITING: usize = 8 << 20;
 
@@ -55,7 +45,7 @@ const MOST_WAITING: usize = 8 << 20;
 pub(super) struct Watch {
     /// The knowledge of all ranks.
     pub roster: Roster,
-    rank: u32,
+    pub(super) rank: u32,
     outs: Mutex<FxHashMap<u32, Out>>,
     /// Connections that the service thread has not seen yet.
     come: Mutex<Vec<(u32, Arc<Stream>)>>,
@@ -66,11 +56,11 @@ pub(super) struct Watch {
     hook: OnceLock<Hook>,
     /// The time for which another host may give no sign of life.
     heartbeat: Option<Duration>,
-    dialer: Arc<Dialer>,
+    pub(super) dialer: Arc<Dialer>,
     /// Raised when the service thread shall end.
     must_end: AbortFlag,
     /// Raised when the service thread ends.
-    is_over: AbortFlag,
+    pub(super) is_over: AbortFlag,
     /// Questions how ranks are.
     pub(super) asking: Asking,
 }
@@ -168,61 +158,14 @@ impl Watch {
         self.bell.ring();
     }
 
-    /// Connects to the lowest rank that is there.
-    fn connect_to_the_next_centre(&self) {
-        loop {
-            let centre = self.roster.first_present();
-            if centre == self.rank || self.is_over.is_raised() {
-                return;
-            }
-            let describe =
-                || format!("rank {} connects to rank {centre}, which tells the news now", self.rank);
-            let wait = Wait::new(self.is_over.clone(), Some(CONNECT));
-            match self.dialer.dial(Role::Watch, centre, &wait, &describe) {
-                Ok(stream) => return self.connect(centre, stream),
-                Err(error) if error.kind == ErrorKind::Aborted => return,
-                // Its process is stopped or busy.
-                Err(error) if error.kind == ErrorKind::Timeout => {}
-                Err(error) if is_own_shortage(&error) => std::thread::sleep(SHORTAGE),
-                Err(error) => self.is_out_of_reach(centre, &error.text),
-            }
-        }
-    }
-
-    /// Looks whether a rank that is not known to have gone can be reached, for as long as `wait` allows.
-    pub fn look_for(&self, rank: u32, wait: &Wait) {
-        let describe = || format!("rank {} looks for rank {rank}", self.rank);
-        match self.dialer.dial(Role::Look, rank, wait, &describe) {
-            Err(error)
-                if !matches!(error.kind, ErrorKind::Timeout | ErrorKind::Aborted)
-                    && !is_own_shortage(&error) =>
-            {
-                self.is_out_of_reach(rank, &error.text);
-            }
-            _ => {}
-        }
-    }
-
-    /// Notes that a rank has left: one that left at the same time as the last centre could tell nobody. A
-    /// rank whose process has ended, or ends now, has died; what is known already stays.
-    pub fn is_out_of_reach(&self, rank: u32, why: &str) {
-        let members = self.roster.members();
-        if let Some((own, process)) = members.get(self.rank as usize).zip(members.get(rank as usize))
-            && process.is_near(own)
-            && process::ends_within(process, ENDING)
-        {
-            over(self, &[rank]);
-        }
-        if self.roster.absence(rank).is_some() {
-            return;
-        }
-        let how = format!("it cannot be reached ({})", cut(why, TEXT_LIMIT / 2));
-        self.learn(rank, &End::Left(how), Duration::ZERO, None);
-    }
-
     /// This rank.
     pub fn rank(&self) -> u32 {
         self.rank
+    }
+
+    /// True if a rank has a connection for news to this one.
+    pub fn is_linked(&self, rank: u32) -> bool {
+        lock(&self.outs).contains_key(&rank)
     }
 
     /// The number of ranks that have neither left nor died.
@@ -484,13 +427,17 @@ impl Watcher {
         self.next_centre_at = None;
         self.centre = roster.first_present();
         let is_linked = self.links.iter().any(|link| link.rank == self.centre);
-        if self.centre == self.watch.rank || is_linked {
+        if is_linked {
             return;
         }
-        let watch = self.watch.clone();
+        let (watch, is_own) = (self.watch.clone(), self.centre == self.watch.rank);
+        let work = move || match is_own {
+            true => watch.look_for_the_silent(),
+            false => watch.connect_to_the_next_centre(),
+        };
         // This thread must not wait.
         let thread = std::thread::Builder::new().name("hawser-centre".into());
-        if let Err(error) = thread.spawn(move || watch.connect_to_the_next_centre()) {
+        if let Err(error) = thread.spawn(work) {
             detail(&format!("rank {}: nobody tells it news any more: no thread: {error}", self.watch.rank));
         }
     }
@@ -510,13 +457,11 @@ impl Watcher {
 }
 
 impl Drop for Watcher {
-    /// Reads all that has come: data left unread would destroy this rank's last words on their way.
+    /// Takes all that has come, and passes it on: who left just before this rank has told nobody else. Data
+    /// left unread would also destroy this rank's last words on their way.
     fn drop(&mut self) {
         self.watch.is_over.raise();
-        for link in &self.links {
-            let mut bytes = [0; 512];
-            while let Ok(hawser_oob::socket::Moved::Bytes(_)) = link.stream.read_some(&mut bytes) {}
-        }
+        (0..self.links.len()).rev().for_each(|at| self.listen_to(at));
         lock(&self.watch.outs).clear();
     }
 }
@@ -526,7 +471,7 @@ fn may_be_consequence(error: &Error) -> bool {
 }
 
 /// The process of these ranks has ended.
-fn over(watch: &Watch, ranks: &[u32]) {
+pub(super) fn over(watch: &Watch, ranks: &[u32]) {
     for rank in ranks {
         watch.learn(*rank, &End::Died("its process ended".into()), Duration::ZERO, None);
     }

@@ -353,7 +353,16 @@ impl Comm {
             State::Ready { is_suspended: true, comm_state, .. } if comm_state.failure().is_none() => {
                 refuse("the communicator is suspended; call ncclCommResume on all ranks first")
             }
-            State::Ready { comm_state, .. } => comm_state.failure().map_or_else(|| Ok(take(comm_state)), Err),
+            State::Ready { comm_state, .. } => match comm_state.failure() {
+                None => Ok(take(comm_state)),
+                Some(error) => {
+                    // The others may wait for this rank in what it is refused.
+                    if !self.0.is_revoked.load(Ordering::Acquire) {
+                        comm_state.bootstrap.report(&error);
+                    }
+                    Err(error)
+                }
+            },
             State::Failed(error) => Err(error.clone()),
             State::Starting => refuse("bring-up is still in progress; poll ncclCommGetAsyncError first"),
             State::Ending | State::Gone => Err(self.gone()),

@@ -61,7 +61,8 @@ impl Comm {
     }
 
     /// Ends everything that this communicator waits for, from any thread, and frees it. Returns when nothing
-    /// in the background uses its buffers any more; bring-up may still be unwinding.
+    /// in the background uses its buffers any more, and no other rank on the host device does; bring-up may
+    /// still be unwinding.
     ///
     /// # Errors
     /// `InvalidArgument` after destroy or abort.
@@ -90,7 +91,15 @@ impl Comm {
         while matches!(&*state, State::Ready { pending: 1.., .. }) {
             state = self.wait_for_change(state)?;
         }
+        let comm_state = match &*state {
+            State::Ready { comm_state, .. } => Some(comm_state.clone()),
+            _ => None,
+        };
         drop(state);
+        if let Some(comm_state) = comm_state {
+            comm_state.give_up_buffers();
+            comm_state.rma.exposed().close();
+        }
         self.release();
         Ok(())
     }

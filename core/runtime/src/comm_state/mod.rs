@@ -41,7 +41,6 @@ use hawser_device::{Device, Memory, Stream};
 use hawser_kernels_abi::{Args, DeviceOp, KernelKey, Step};
 use hawser_plan::algo::ProgramKey;
 use hawser_plan::choose::Decision;
-use hawser_plan::executor::copy_engine;
 use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::{Call, Class, PlanConfig, Topology};
@@ -57,6 +56,7 @@ use self::stream_ops::StreamOps;
 use crate::bootstrap::Bootstrap;
 use crate::classes;
 use crate::executor::copy_engine::events::CopyEvents;
+use crate::executor::copy_engine::host::Copies;
 use crate::executor::copy_engine::{Dma, Emission, Who};
 use crate::lsa::Lsa;
 use crate::profiling::{Profiling, Span};
@@ -209,13 +209,24 @@ impl CommState {
         self.copier()?.begin(&*self.device, &self.order, (plan, steps), on, who)
     }
 
-    /// The commands of a launch of copy engines on the host device.
-    pub fn commands(
+    /// A launch of copy engines on the host device.
+    pub fn copies(
         &self,
         plan: &LaunchPlan,
         loaded: Option<&LoadedProgram>,
-    ) -> Result<[Vec<copy_engine::What>; copy_engine::STREAMS as usize]> {
-        self.copier()?.commands(&*self.device, plan, steps_of(plan, loaded))
+        events: Option<CopyEvents>,
+    ) -> Result<Copies> {
+        let copier = self.copier()?;
+        let commands = copier.commands(&*self.device, plan, steps_of(plan, loaded))?;
+        Ok(Copies::new(commands, copier.latches().cloned(), events))
+    }
+
+    /// The program gets its buffers back, though operations on them may not be over on other ranks: from now
+    /// on nobody else reads or writes them. On GPUs, copies that peers have put on their streams go on.
+    pub fn give_up_buffers(&self) {
+        if let Some(latches) = self.dma.as_ref().and_then(Dma::latches) {
+            latches.shut();
+        }
     }
 
     fn copier(&self) -> Result<&Dma> {

@@ -45,7 +45,9 @@ impl CommState {
                 )
             };
             let to = near.place((put.window, put.offset, put.bytes), || self.may_wait(peer, began, what))?;
-            self.copy_near(&near, to, put)?;
+            let copied = self.copy_near(&near, to, put);
+            near.leave_place();
+            copied?;
         }
         near.raise(self.rank, signal)
     }

@@ -12,7 +12,6 @@ use hawser_device::Stream;
 use hawser_plugin::profiler::{EventState, StateArgs, What};
 
 use self::interp::HostLaunch;
-use super::copy_engine::host::Copies;
 use super::{Launch, Work};
 use crate::comm_state::CommState;
 use crate::profiling::Span;
@@ -65,11 +64,13 @@ fn one_sided(launches: &[&Launch]) -> Result<()> {
     Ok(())
 }
 
-/// A communicator's operation has failed: it refuses further ones, and the other ranks are told.
+/// A communicator's operation has failed: it refuses further ones, the other ranks are told, and buffers are
+/// the program's again when the call returns.
 fn fail(launch: &Launch, error: &Error) {
     log::error(error);
     launch.comm.bootstrap.report(error);
     let _ = launch.comm.broken.set(error.clone());
+    launch.comm.give_up_buffers();
 }
 
 /// True if a launch belongs to the communicator with this image.
@@ -118,8 +119,7 @@ fn host_launch(launch: &Launch) -> Option<Result<HostLaunch<'_>>> {
     let (plan, copies) = match &launch.work {
         Work::Steps(plan) => (plan, None),
         Work::CopyEngine(plan, program) => {
-            let commands = launch.comm.commands(plan, program.as_deref());
-            (plan, Some(commands.map(|commands| Copies::new(commands, launch.copy_events()))))
+            (plan, Some(launch.comm.copies(plan, program.as_deref(), launch.copy_events())))
         }
         Work::Copies(copies) => {
             let copied = copies.iter().try_for_each(|copy| launch.comm.copy(copy, launch.stream));

@@ -21,6 +21,9 @@ use crate::transport::control::Control;
 /// The longest rest of a thread that waits for a signal before it looks whether it may go on.
 const SLICE: Duration = Duration::from_millis(10);
 
+/// The longest that a rank which gives its windows up waits for a put that is being written.
+const MOST_OF_A_PUT: Duration = Duration::from_secs(2);
+
 /// Most bytes that come for windows that are not registered yet.
 const MOST_EARLY: usize = 256 << 20;
 
@@ -58,6 +61,10 @@ struct State {
     /// Messages for windows that are not registered yet, with their senders, and what these sent afterwards.
     early: VecDeque<(u32, Vec<u8>)>,
     early_bytes: usize,
+    /// Ranks of this process that are writing into a window.
+    writers: u32,
+    /// The rank has aborted: its windows are the program's.
+    is_closed: bool,
 }
 
 /// A signal of one rank.
@@ -156,8 +163,25 @@ impl Exposed {
         self.state().windows.get(&number).copied()
     }
 
-    /// The address for a put into a window of this rank. If it is not registered yet, waits for that as long
-    /// as `may_wait` allows.
+    /// Gives all windows back to the program: nothing is written into them any more. Waits for what is being
+    /// written, unless it takes too long.
+    pub fn close(&self) {
+        let mut state = self.state();
+        state.is_closed = true;
+        state.windows.clear();
+        state.early.clear();
+        let begin = Instant::now();
+        while state.writers > 0 && begin.elapsed() < MOST_OF_A_PUT {
+            state = self.rest(state);
+        }
+        if state.writers > 0 {
+            let rank = self.rank;
+            log::warn(&format!("rank {rank}: a put into a window that it gives up is not over"));
+        }
+    }
+
+    /// The address for a put into a window of this rank, which stays valid until [`Exposed::leave_place`]. If
+    /// the window is not registered yet, waits for that as long as `may_wait` allows.
     ///
     /// # Errors
     /// `Remote`: there is no such place; and what `may_wait` says.
@@ -169,12 +193,20 @@ impl Exposed {
         let mut state = self.state();
         loop {
             if let Found::Here(window) = self.find(&state, number)? {
-                return self.within(&window, number, offset, bytes);
+                let at = self.within(&window, number, offset, bytes)?;
+                state.writers += 1;
+                return Ok(at);
             }
             drop(state);
             may_wait()?;
             state = self.rest(self.state());
         }
+    }
+
+    /// A put that had a place has been written.
+    pub fn leave_place(&self) {
+        self.state().writers -= 1;
+        self.changed.notify_all();
     }
 
     /// Raises a signal of rank `from` here.
@@ -234,6 +266,9 @@ impl Exposed {
     }
 
     fn receive(&self, state: &mut State, from: u32, message: &[u8]) {
+        if state.is_closed {
+            return;
+        }
         let is_behind = state.early.iter().any(|(sender, _)| *sender == from);
         let outcome = match is_behind {
             true => Ok(false),
@@ -283,6 +318,8 @@ impl Exposed {
         };
         match state.windows.get(&number) {
             Some(window) if window.is_symmetric => Ok(Found::Here(*window)),
+            // Who waits for it learns that the rank has gone.
+            None if state.is_closed => Ok(Found::NotYet),
             Some(_) => refuse("is not symmetric (NCCL_WIN_COLL_SYMMETRIC)"),
             None if number < state.made => refuse("was taken back"),
             None => Ok(Found::NotYet),
@@ -323,6 +360,8 @@ fn keep(state: &mut State, from: u32, message: &[u8]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
     use hawser_device::host::HostDevice;
 
@@ -392,6 +431,34 @@ mod tests {
             assert!(fault.text.contains(word) && fault.text.contains("rank 3"), "{fault}");
         }
         assert_eq!(memory, [0; 8]);
+    }
+
+    /// A window goes back to the program when nobody writes into it any more, and nobody begins to.
+    #[test]
+    fn who_gives_windows_up_waits_for_puts_that_are_being_written() {
+        let (exposed, mut memory) = (exposed(), vec![0u8; 8]);
+        let addr = memory.as_mut_ptr() as u64;
+        exposed.register(0, Window { addr, bytes: 8, is_symmetric: true });
+        let may_not_wait = || Err(Error::internal("may not wait"));
+        assert_eq!(exposed.place((0, 4, 4), may_not_wait).unwrap(), addr + 4);
+        let has_closed = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                exposed.close();
+                has_closed.store(true, Ordering::SeqCst);
+            });
+            while !exposed.state().is_closed {
+                std::thread::yield_now();
+            }
+            assert!(!has_closed.load(Ordering::SeqCst), "the put is not over");
+            assert_eq!(exposed.place((0, 0, 4), may_not_wait).unwrap_err().text, "may not wait");
+            exposed.leave_place();
+        });
+        assert!(has_closed.into_inner());
+        // What comes by messages is dropped, and is no failure.
+        exposed.serve(3, &put(0, 0, b"rope"));
+        assert_eq!(memory, [0; 8]);
+        assert!(exposed.control.fault().is_none());
     }
 
     #[test]

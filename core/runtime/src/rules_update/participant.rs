@@ -61,6 +61,8 @@ pub struct Place {
     pub bootstrap: Arc<Bootstrap>,
     /// Ends operations when the communicator cannot go on.
     pub control: Arc<Control>,
+    /// The communicator's flag: waits for other ranks are in vain then.
+    pub abort: AbortFlag,
     /// The tuners that it began with.
     pub tuners: Arc<Tuners>,
     /// The settings that tuners are opened with.
@@ -419,7 +421,12 @@ impl Work {
         if let Some(why) = todo.fail {
             let text = format!("{}: {why}: the communicator is of no use any more", self.who());
             log::warn(&text);
-            self.place.control.fail(Error::remote(text));
+            // The others may wait for this rank in a split, say, which it is refused from now on; and it may
+            // itself wait for one that is.
+            let error = Error::remote(text);
+            self.place.bootstrap.report(&error);
+            self.place.abort.doom(error.clone());
+            self.place.control.fail(error);
         }
         for (number, outcome) in todo.outcomes {
             if let Some(learning) = &mut self.learning {

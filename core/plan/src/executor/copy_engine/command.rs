@@ -30,6 +30,9 @@ pub enum What {
         src: u64,
         /// The number of bytes.
         bytes: u64,
+        /// The rank whose user's buffer one of the addresses is; None where both are this rank's or staging.
+        /// That rank may give its buffer up before the copy.
+        of: Option<u32>,
     },
     /// Make the word at `addr` 1 when everything before it on the stream is there.
     Set {

@@ -217,10 +217,10 @@ impl<'a> Emitter<'a> {
         }
         let kept = (step.flags & HAS_DST != 0).then(|| {
             let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
-            What::Copy { dst, src, bytes: length.min(room) as u64 }
+            What::Copy { dst, src, bytes: length.min(room) as u64, of: None }
         });
-        let kept =
-            kept.filter(|what| !matches!(what, What::Copy { dst, src, bytes } if dst == src || *bytes == 0));
+        let kept = kept
+            .filter(|what| !matches!(what, What::Copy { dst, src, bytes, .. } if dst == src || *bytes == 0));
         if taken.is_none() {
             // What stays on the rank does not hold up what goes, and begins first.
             kept.into_iter().for_each(|copy| put(COPIES, copy));
@@ -235,7 +235,7 @@ impl<'a> Emitter<'a> {
             let ends = self.next(slots, (peer, true), lane);
             put(stream, What::Await { addr: ends.free_here, peer });
             if length > 0 {
-                put(stream, What::Copy { dst: ends.slot_there, src, bytes: length as u64 });
+                put(stream, What::Copy { dst: ends.slot_there, src, bytes: length as u64, of: None });
             }
             put(stream, self.signal(peer, ends.full_there, length as u64));
         }
@@ -322,7 +322,7 @@ impl<'a> Emitter<'a> {
         let bytes = bytes.min(leg.bytes);
         let (dst, src) = if leg.send { (addr, leg.addr) } else { (leg.addr, addr) };
         if bytes > 0 {
-            put(stream, What::Copy { dst, src, bytes });
+            put(stream, What::Copy { dst, src, bytes, of: Some(leg.peer) });
         }
         put(stream, What::Set { addr: words.done_there });
     }
@@ -494,7 +494,7 @@ impl Chain<'_> {
             let (ends, (dst, bytes)) = (next(), self.end(&(tile..tile + 1)));
             out.push(self.command(What::Await { addr: ends.full_here, peer }));
             if bytes > 0 {
-                out.push(self.command(What::Copy { dst, src: ends.slot_here, bytes }));
+                out.push(self.command(What::Copy { dst, src: ends.slot_here, bytes, of: None }));
             }
             out.push(self.command(self.emitter.signal(peer, ends.free_there, 0)));
         }
@@ -506,7 +506,7 @@ impl Chain<'_> {
         let (src, bytes) = self.end(tiles);
         let (dst, _) = self.local(tiles, self.step.dst_buf, self.step.dst_chunk);
         if self.step.flags & HAS_DST != 0 && bytes > 0 && dst != src {
-            out.push(Command { stream: COPIES, what: What::Copy { dst, src, bytes } });
+            out.push(Command { stream: COPIES, what: What::Copy { dst, src, bytes, of: None } });
         }
     }
 
@@ -524,13 +524,13 @@ impl Chain<'_> {
         for part in parts {
             let ends = self.emitter.next(slots, (peer, true), lane);
             let (src, bytes) = self.end(&part);
-            let dst = match self.goes {
-                Some((leg, Way::Second { addr, .. })) => addr + (src - leg.addr),
-                _ => ends.slot_there,
+            let (dst, of) = match self.goes {
+                Some((leg, Way::Second { addr, .. })) => (addr + (src - leg.addr), Some(peer)),
+                _ => (ends.slot_there, None),
             };
             out.push(self.command(What::Await { addr: ends.free_here, peer }));
             if bytes > 0 {
-                out.push(self.command(What::Copy { dst, src, bytes }));
+                out.push(self.command(What::Copy { dst, src, bytes, of }));
             }
             out.push(self.command(self.emitter.signal(peer, ends.full_there, bytes)));
         }

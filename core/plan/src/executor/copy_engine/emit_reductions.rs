@@ -98,7 +98,7 @@ impl Emitter<'_> {
     fn push(&self, peer: u32, work: &Work, (src, bytes): (u64, u64), out: &mut Vec<Command>) {
         let slots = self.slots(peer, work);
         let free = slots.iter().map(|ends| What::Await { addr: ends.free_here, peer });
-        let copy = (bytes > 0).then_some(What::Copy { dst: slots[0].slot_there, src, bytes });
+        let copy = (bytes > 0).then_some(What::Copy { dst: slots[0].slot_there, src, bytes, of: None });
         let all = free.chain(copy).chain([What::Set { addr: slots[0].full_there }]);
         out.extend(all.map(|what| Command { stream: STREAM, what }));
     }
@@ -158,7 +158,8 @@ impl Emitter<'_> {
                 (free, slots[0].slot_there, Some(slots[0].full_there))
             }
         };
-        let copy = (bytes > 0).then_some(What::Copy { dst, src, bytes });
+        let of = leg.is_some_and(|(_, way)| way != Way::Staged).then_some(peer);
+        let copy = (bytes > 0).then_some(What::Copy { dst, src, bytes, of });
         let before = before.into_iter().map(|addr| What::Await { addr, peer });
         let all = before.chain(copy).chain(after.map(|addr| What::Set { addr }));
         out.extend(all.map(|what| Command { stream: STREAM, what }));
@@ -168,7 +169,7 @@ impl Emitter<'_> {
     fn get(&self, peer: u32, work: &Work, (dst, bytes): (u64, u64), out: &mut Vec<Command>) {
         let slots = self.slots(peer, work);
         let full = What::Await { addr: slots[0].full_here, peer };
-        let copy = (bytes > 0).then_some(What::Copy { dst, src: slots[0].slot_here, bytes });
+        let copy = (bytes > 0).then_some(What::Copy { dst, src: slots[0].slot_here, bytes, of: None });
         let all = std::iter::once(full).chain(copy).chain(freed(&slots));
         out.extend(all.map(|what| Command { stream: STREAM, what }));
     }

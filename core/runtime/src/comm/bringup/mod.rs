@@ -235,6 +235,7 @@ impl Own<'_> {
             name: name.to_owned(),
             bootstrap: bootstrap.clone(),
             control: control.clone(),
+            abort: self.abort.clone(),
             tuners: tuners.clone(),
             config: tuner_config(*comm_id, topology, plan_config, self.config.name.as_deref()),
             epoch: epoch.clone(),

@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn a_batch_counts_what_moves_data() {
-        let copy = |bytes| Action::Copy { dst: 64, src: 128, bytes };
+        let copy = |bytes| Action::Copy { dst: 64, src: 128, bytes, of: None };
         let commands = [Action::Await { addr: 8, peer: 1 }, copy(100), Action::Set { addr: 8 }, copy(28)];
         assert_eq!(batch_of(commands.iter()), (2, 128));
         assert_eq!(commands.each_ref().map(is_copy), [false, true, false, true]);

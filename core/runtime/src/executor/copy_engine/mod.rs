@@ -12,6 +12,7 @@
 
 pub mod events;
 pub mod host;
+mod latch;
 mod rendezvous;
 mod ring;
 mod watch;
@@ -37,7 +38,7 @@ use rendezvous::CopyRequest;
 use watch::Watched;
 pub use watch::wait_for_launches;
 
-pub use rendezvous::Rendezvous;
+pub use rendezvous::{Latches, Rendezvous};
 
 /// More launches than a group has on the host device.
 const MOST_IN_GROUP: u32 = 4096;
@@ -213,6 +214,11 @@ impl Dma {
         Ok(())
     }
 
+    /// The latches of buffers that launches of the host device copy from and to; None: all is staged.
+    pub fn latches(&self) -> Option<&Latches> {
+        self.rendezvous.as_ref().map(Rendezvous::latches)
+    }
+
     /// Releases launches of an aborted communicator.
     pub fn release(&self) {
         if let Some(watched) = &self.watched {
@@ -315,7 +321,7 @@ impl Emission<'_> {
                 }
                 What::Set { addr } => self.pending.push((index, MemoryOp::Write { addr, value: 1 })),
                 What::Tell { addr, value } => self.pending.push((index, MemoryOp::Write { addr, value })),
-                What::Copy { dst, src, bytes } => {
+                What::Copy { dst, src, bytes, .. } => {
                     self.flush()?;
                     self.device.copy(self.streams[index], dst, src, bytes)?;
                 }

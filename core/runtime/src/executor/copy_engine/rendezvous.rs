@@ -6,7 +6,7 @@
 //! receiver a moment to come first, since pushing is faster than pulling. Otherwise nobody waits, unless one
 //! end is [`RING`] transfers ahead.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hawser_base::env;
@@ -19,6 +19,7 @@ use hawser_device::{Device, Exposed, HeapKind, Memory, SharedMemory};
 use hawser_plan::executor::copy_engine::{Leg, Way};
 use rustc_hash::FxHashMap;
 
+use super::latch::Latch;
 use super::ring::{RING, Ring};
 use crate::bootstrap::Bootstrap;
 use crate::transport::Peers;
@@ -30,6 +31,8 @@ const MOST_OPENED: usize = 32;
 const SAMPLE_BYTES: u64 = 2 << 20;
 /// The time between two looks at the abort flag by a rank that is a ring ahead.
 const SLICE: Duration = Duration::from_millis(20);
+/// The longest that a rank which gives its buffers up waits for a piece of a copy.
+const MOST_OF_A_COPY: Duration = Duration::from_secs(2);
 
 /// The call that comes to a leg.
 #[derive(Clone, Copy)]
@@ -63,14 +66,63 @@ struct Descriptor {
     handle: [u8; 64],
 }
 
-/// A ring in shared memory.
+/// The memory of a rank for one peer: transfers that the peer sends, and the latch of the rank's buffers.
+#[repr(C)]
+struct Shared {
+    ring: Ring<Descriptor>,
+    latch: Latch,
+}
+
+/// The address of such memory.
 #[derive(Clone, Copy)]
-struct RingAt(*const Ring<Descriptor>);
+struct SharedAt(*const Shared);
 
 // SAFETY: an address of something that sides share.
-unsafe impl Send for RingAt {}
+unsafe impl Send for SharedAt {}
 // SAFETY: as above.
-unsafe impl Sync for RingAt {}
+unsafe impl Sync for SharedAt {}
+
+/// The latches of this rank's buffers and of its peers' (`latch.rs`).
+#[derive(Clone)]
+pub struct Latches {
+    rank: u32,
+    /// By rank: who may copy from and to this rank's buffers.
+    own: Vec<Option<SharedAt>>,
+    /// By rank: whose buffers this rank copies from and to.
+    theirs: Vec<Option<SharedAt>>,
+    _memory: Arc<Vec<Memory>>,
+}
+
+impl Latches {
+    /// The latch of a peer's buffers.
+    pub fn of(&self, peer: u32) -> Option<&Latch> {
+        self.theirs.get(peer as usize)?.as_ref().map(|at| self.latch(at))
+    }
+
+    /// Gives this rank's buffers back: no peer copies from or to them from now on. Waits for copies that are
+    /// under way, which is as long as a piece of a copy takes, unless their process was stopped or killed.
+    pub fn shut(&self) {
+        let own = self.own.iter().enumerate().filter_map(|(peer, at)| Some((peer, at.as_ref()?)));
+        own.clone().for_each(|(_, at)| self.latch(at).shut());
+        let begin = Instant::now();
+        let is_lifted = |(_, at): &(usize, &SharedAt)| self.latch(at).is_lifted();
+        while let Some((peer, _)) = own.clone().find(is_lifted) {
+            if begin.elapsed() > MOST_OF_A_COPY {
+                let rank = self.rank;
+                return log::warn(&format!(
+                    "rank {rank}: rank {peer} has been copying for {MOST_OF_A_COPY:?} from or to buffers \
+                     that rank {rank} gives up: it may be stopped, and must not go on once they are freed"
+                ));
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    fn latch(&self, SharedAt(at): &SharedAt) -> &Latch {
+        // SAFETY: it lives in memory that `self` keeps mapped; all of it is valid for any bytes.
+        unsafe { &(**at).latch }
+    }
+}
 
 /// The rings between this rank and those of its host that it can copy to and from directly.
 pub struct Rendezvous {
@@ -80,13 +132,16 @@ pub struct Rendezvous {
     /// Handles of this rank's allocations by their base and number.
     handles: Mutex<FxHashMap<(u64, u64), [u8; 64]>>,
     abort: AbortFlag,
-    _memory: Vec<Memory>,
+    /// They keep the memory of the rings too.
+    latches: Latches,
 }
 
 /// The memory that leads to a peer.
 struct End {
-    sends: RingAt,
-    receives: RingAt,
+    /// In the peer's heap: what this rank sends, and the latch of the peer's buffers.
+    there: SharedAt,
+    /// In this rank's heap.
+    here: SharedAt,
     is_near: bool,
     opened: Mutex<Vec<Opened>>,
 }
@@ -119,17 +174,16 @@ impl Rendezvous {
         let local = peers.places.iter().max().map_or(1, |place| place + 1);
         // The device of the CPU maps memory of the host, whatever runs the programs.
         let host = HostDevice::beside()?;
-        let heap =
-            host.alloc_heap(u64::from(local) * size_of::<Ring<Descriptor>>() as u64, HeapKind::Host)?;
+        let heap = host.alloc_heap(u64::from(local) * size_of::<Shared>() as u64, HeapKind::Host)?;
         let mapped = crate::transport::exchange(&host, bootstrap, peers, &heap, wait)?;
-        let ring = |base: u64, place: u32| {
-            RingAt((base + u64::from(place) * size_of::<Ring<Descriptor>>() as u64) as *const Ring<_>)
+        let shared = |base: u64, place: u32| {
+            SharedAt((base + u64::from(place) * size_of::<Shared>() as u64) as *const Shared)
         };
         let end = |(peer, memory): (usize, &Option<Memory>)| {
             let theirs = memory.as_ref().filter(|_| possible[me][peer] && possible[peer][me])?;
             Some(End {
-                sends: ring(theirs.addr, peers.places[me]),
-                receives: ring(heap.addr, peers.places[peer]),
+                there: shared(theirs.addr, peers.places[me]),
+                here: shared(heap.addr, peers.places[peer]),
                 is_near: peers.processes[peer] == peers.processes[me],
                 opened: Mutex::default(),
             })
@@ -142,13 +196,16 @@ impl Rendezvous {
         });
         let mut memory: Vec<Memory> = mapped.into_iter().flatten().collect();
         memory.push(heap);
-        Ok(Some(Self {
-            rank: peers.rank,
-            ends,
-            handles: Mutex::default(),
-            abort: abort.clone(),
-            _memory: memory,
-        }))
+        let of = |of: fn(&End) -> SharedAt| ends.iter().map(|end| end.as_ref().map(of)).collect();
+        let (own, theirs) = (of(|end| end.here), of(|end| end.there));
+        let latches = Latches { rank: peers.rank, own, theirs, _memory: Arc::new(memory) };
+        let (handles, abort) = (Mutex::default(), abort.clone());
+        Ok(Some(Self { rank: peers.rank, ends, handles, abort, latches }))
+    }
+
+    /// The latches of this rank's buffers and of its peers'.
+    pub fn latches(&self) -> &Latches {
+        &self.latches
     }
 
     /// Comes to a leg: posts this end, or takes the other one, for which a sender waits until `until`.
@@ -166,8 +223,8 @@ impl Rendezvous {
         let &CopyRequest { is_captured, is_pushed, control, .. } = call;
         let Some(end) = &self.ends[leg.peer as usize] else { return Ok(Way::Staged) };
         let own = self.descriptor(device, leg, is_captured, end.is_near)?;
-        let (ring, side) = if leg.send { (end.sends, 0) } else { (end.receives, 1) };
-        let Some(theirs) = self.exchange(ring, side, own, (leg.peer, until), control)? else {
+        let (shared, side) = if leg.send { (end.there, 0) } else { (end.here, 1) };
+        let Some(theirs) = self.exchange(shared, side, own, (leg.peer, until), control)? else {
             // What is pushed by tiles is staged if its sender comes first.
             let is_direct = own.is_direct == 1 && !(leg.send && is_pushed);
             return Ok(if is_direct { Way::First } else { Way::Staged });
@@ -240,14 +297,14 @@ impl Rendezvous {
     /// The posting of the other end if it has come before.
     fn exchange(
         &self,
-        RingAt(ring): RingAt,
+        SharedAt(shared): SharedAt,
         side: usize,
         own: Descriptor,
         (peer, until): (u32, Instant),
         control: &Control,
     ) -> Result<Option<Descriptor>> {
         // SAFETY: the ring lives in memory that `self` keeps mapped; all of it is valid for any bytes.
-        let ring = unsafe { &*ring };
+        let ring = unsafe { &(*shared).ring };
         self.await_room(|| ring.has_room(side), peer, control)?;
         // Who sends had better come second.
         let lingers = || side == 0 && Instant::now() < until && !control.is_aborted();
@@ -363,6 +420,29 @@ fn probe(
 mod tests {
     use super::*;
 
+    impl Latches {
+        /// Those of rank 0 of two, without buffers of its own, and the memory of rank 1's.
+        pub fn of_one_peer() -> Self {
+            let host = HostDevice::beside().unwrap();
+            let memory = host.alloc_heap(size_of::<Shared>() as u64, HeapKind::Host).unwrap();
+            let theirs = vec![None, Some(SharedAt(memory.addr as *const Shared))];
+            Self { rank: 0, own: vec![None; 2], theirs, _memory: Arc::new(vec![memory]) }
+        }
+
+        /// Those of rank 1, whose buffers rank 0 copies from and to.
+        pub fn turned_round(&self) -> Self {
+            let own = vec![self.theirs[1], None];
+            Self { rank: 1, own, theirs: vec![None; 2], _memory: self._memory.clone() }
+        }
+    }
+
+    /// That of a rank whose rings the test has.
+    fn rendezvous(rank: u32, abort: &AbortFlag) -> Rendezvous {
+        let memory = Arc::new(Vec::new());
+        let latches = Latches { rank, own: Vec::new(), theirs: Vec::new(), _memory: memory };
+        Rendezvous { rank, ends: Vec::new(), handles: Mutex::default(), abort: abort.clone(), latches }
+    }
+
     fn now() -> Instant {
         Instant::now()
     }
@@ -373,16 +453,10 @@ mod tests {
     fn of_two_ends_one_is_second() {
         const TRANSFERS: u64 = 3 * RING + 5;
         let host = HostDevice::beside().unwrap();
-        let memory = host.alloc_heap(size_of::<Ring<Descriptor>>() as u64, HeapKind::Host).unwrap();
+        let memory = host.alloc_heap(size_of::<Shared>() as u64, HeapKind::Host).unwrap();
         let control = Control::new(&host).unwrap();
         let side = |side: usize| {
-            let rendezvous = Rendezvous {
-                rank: side as u32,
-                ends: Vec::new(),
-                handles: Mutex::default(),
-                abort: AbortFlag::new(),
-                _memory: Vec::new(),
-            };
+            let rendezvous = rendezvous(side as u32, &AbortFlag::new());
             let mut seconds = Vec::new();
             for number in 0..TRANSFERS {
                 let own = Descriptor {
@@ -394,7 +468,7 @@ mod tests {
                     id: 0,
                     handle: [side as u8; 64],
                 };
-                let ring = RingAt(memory.addr as *const Ring<_>);
+                let ring = SharedAt(memory.addr as *const Shared);
                 if let Some(theirs) =
                     rendezvous.exchange(ring, side, own, (1 - side as u32, now()), &control).unwrap()
                 {
@@ -421,18 +495,12 @@ mod tests {
     #[test]
     fn a_side_that_is_a_ring_ahead_waits_until_aborted() {
         let host = HostDevice::beside().unwrap();
-        let memory = host.alloc_heap(size_of::<Ring<Descriptor>>() as u64, HeapKind::Host).unwrap();
+        let memory = host.alloc_heap(size_of::<Shared>() as u64, HeapKind::Host).unwrap();
         let (control, abort) = (Control::new(&host).unwrap(), AbortFlag::new());
-        let rendezvous = Rendezvous {
-            rank: 0,
-            ends: Vec::new(),
-            handles: Mutex::default(),
-            abort: abort.clone(),
-            _memory: Vec::new(),
-        };
+        let rendezvous = rendezvous(0, &abort);
         let own =
             Descriptor { is_direct: 0, is_captured: 0, addr: 0, bytes: 0, base: 0, id: 0, handle: [0; 64] };
-        let ring = || RingAt(memory.addr as *const Ring<_>);
+        let ring = || SharedAt(memory.addr as *const Shared);
         for _ in 0..RING {
             assert!(rendezvous.exchange(ring(), 0, own, (1, now()), &control).unwrap().is_none());
         }

@@ -33,7 +33,7 @@ pub use stage::Stage;
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hawser_base::env::{self, Settings};
 use hawser_base::error::{Error, Result};
@@ -70,6 +70,8 @@ use task::NetTask;
 /// The time for which a destroy waits for data that are on their way, unless `HAWSER_OP_TIMEOUT` says
 /// otherwise.
 const DRAIN: Duration = Duration::from_secs(60);
+/// The time after which a receiver that does not take its data is looked for, and that the search may take.
+pub const LOOK: Duration = Duration::from_millis(500);
 /// The time that sending a goodbye to one rank may take.
 const GOODBYE: Duration = Duration::from_millis(500);
 /// The longest time that a rank which leaves stays until others have received what it sent.
@@ -478,10 +480,18 @@ impl Net {
     /// it has gone.
     pub fn drain(&self) -> Result<()> {
         let wait = Wait::new(self.task.abort_flag(), Some(self.deadline.unwrap_or(DRAIN)));
-        wait.until(
-            || self.has_sent_all().then_some(()),
-            || "the last data are sent to other hosts".to_owned(),
-        )
+        let (mut next_look, mut looks) = (Instant::now() + LOOK, 0);
+        let is_drained = || {
+            if self.has_sent_all() {
+                return Some(());
+            }
+            if Instant::now() >= next_look {
+                self.task.look_for_receivers(looks, &wait);
+                (next_look, looks) = (Instant::now() + LOOK, looks + 1);
+            }
+            None
+        };
+        wait.until(is_drained, || "the last data are sent to other hosts".to_owned())
     }
 
     /// True if [`Net::drain`] has nothing to wait for.

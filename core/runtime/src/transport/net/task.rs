@@ -1,6 +1,7 @@
 //! The proxy's task for a communicator: it sweeps over links, and deals with what goes wrong.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
@@ -14,6 +15,7 @@ use hawser_plan::Class;
 use hawser_plugin::net::NetContext;
 use rustc_hash::FxHashSet;
 
+use super::LOOK;
 use super::checksum::Mismatch;
 use super::coll::CollLink;
 use super::drain::{self, Drain};
@@ -108,6 +110,8 @@ struct Lost {
     since: Instant,
     /// Slots that had come.
     come: u64,
+    /// Slots had not been sent.
+    is_unsent: bool,
 }
 
 impl Lost {
@@ -269,7 +273,20 @@ impl NetTask {
         let (links, roster) = (self.lock(), self.bootstrap.roster());
         let has_gone = |peer: u32| roster.has_gone(peer) && !is_planted(Bug::WaitsForGone);
         let is_done = |link: &SendLink| link.is_drained() || has_gone(link.key().peer);
-        links.sends.iter().all(is_done) && links.colls.iter().all(CollLink::is_drained)
+        // What a lost connection had to send is lost, and a failure, unless the peer turns out to have left.
+        let is_open = |lost: &Lost| lost.is_unsent && !has_gone(lost.key.peer);
+        links.sends.iter().all(is_done)
+            && links.colls.iter().all(CollLink::is_drained)
+            && !links.lost.iter().any(is_open)
+    }
+
+    /// Looks whether those ranks are there which have not taken everything, beginning with another one in
+    /// each round.
+    pub fn look_for_receivers(&self, round: usize, wait: &Wait) {
+        let roster = self.bootstrap.roster();
+        let is_late = |link: &&SendLink| !link.is_drained() && !roster.has_gone(link.key().peer);
+        let late: BTreeSet<u32> = self.lock().sends.iter().filter(is_late).map(|l| l.key().peer).collect();
+        self.bootstrap.look_for(&Vec::from_iter(late), round, wait, LOOK);
     }
 
     /// Tells the ranks with which there are connections that their end is no failure, each within `limit`,
@@ -283,11 +300,17 @@ impl NetTask {
                 told.push(peer);
             }
         }
+        let wait = Wait::new(self.abort_flag(), Some(patience));
+        let (mut next_look, mut looks) = (Instant::now() + LOOK, 0);
         let content = || {
             told.retain(|peer| !self.bootstrap.roster().has_gone(*peer));
-            (self.is_over() || self.lock().are_content(&told)).then_some(())
+            let is_over = self.is_over() || self.lock().are_content(&told);
+            if !is_over && Instant::now() >= next_look {
+                self.bootstrap.look_for(&told, looks, &wait, LOOK);
+                (next_look, looks) = (Instant::now() + LOOK, looks + 1);
+            }
+            is_over.then_some(())
         };
-        let wait = Wait::new(self.abort_flag(), Some(patience));
         if let Err(error) = wait.until(content, || "the last data come to where they were sent".to_owned()) {
             log::info(Subsys::Net, || format!("connections are closed early: {error}"));
         }
@@ -331,18 +354,20 @@ impl NetTask {
         let Links { sends, recvs, colls, trace, .. } = links;
         let around = self.around(trace);
         let (mut moved, mut lost) = (false, Vec::new());
-        let mut keep = |key: ConnectionKey, come: u64, outcome: Result<bool>| match outcome {
+        let mut keep = |key: ConnectionKey, (come, is_unsent), outcome: Result<bool>| match outcome {
             Ok(has_moved) => {
                 moved |= has_moved;
                 true
             }
             Err(error) => {
-                lost.push(Lost { key, error, since: Instant::now(), come });
+                lost.push(Lost { key, error, since: Instant::now(), come, is_unsent });
                 false
             }
         };
         sends.retain_mut(|link| {
-            let kept = keep(link.key(), 0, link.sweep(&around));
+            let outcome = link.sweep(&around);
+            let is_unsent = outcome.is_err() && !link.is_drained();
+            let kept = keep(link.key(), (0, is_unsent), outcome);
             if !kept {
                 link.close();
             }
@@ -350,14 +375,14 @@ impl NetTask {
         });
         recvs.retain_mut(|link| {
             let outcome = link.sweep(&around);
-            let kept = keep(link.key(), link.come(), outcome);
+            let kept = keep(link.key(), (link.come(), false), outcome);
             if !kept {
                 link.close();
             }
             kept
         });
         colls.retain_mut(|link| {
-            let kept = keep(link.key(), 0, link.sweep(&around));
+            let kept = keep(link.key(), (0, false), link.sweep(&around));
             if !kept {
                 link.close();
             }
