@@ -348,7 +348,7 @@ def two_levels(ranks):
 
 
 def picture(table, second, sizes, title):
-    """Time against size, both logarithmic; below it the rule's time divided by the better one's."""
+    """Time against size, both logarithmic."""
     width, height = 640, 400
     curves = {
         way: [(size, row[way].median()) for size, row in table.items() if way in row] for way in COLOURS
@@ -372,10 +372,12 @@ def picture(table, second, sizes, title):
         style = ' stroke-dasharray="3 4"' if way == "rule" else ""
         body += plot.curve([(x(size), y(us)) for size, us in points], COLOURS[way], style) if points else ""
         body += plot.label(14, 20 + 16 * index, way, "start", COLOURS[way])
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width + 110}" height="{height + 90}" font-family="sans-serif" '
-        f'font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n<g transform="translate(80,44)">\n{body}</g>\n</svg>\n'
-    )
+    body += plot.label(width / 2, height + 38, "size", "middle", "#555")
+    body += plot.label(-6, 2, "time", "end", "#555")
+    ways = ", ".join(curves)
+    text = f"Time per operation in µs against size, both logarithmic, of {ways}."
+    body = f'<g transform="translate(80,44)">\n{body}</g>\n</svg>\n'
+    return plot.begin(width + 120, height + 100, title, text) + body
 
 
 def write(path, text):

@@ -19,9 +19,10 @@ CLASSES = (
     ("above 64 KiB, below 16 MiB", (64 << 10) + 1, (16 << 20) - 1),
     ("from 16 MiB", 16 << 20, math.inf),
 )
+# As far apart as nine can be, for people who see red and green alike too.
 COLOURS = (
-    *("#c0392b", "#2471a3", "#1e8449", "#af601a", "#7d3c98"),
-    *("#117a65", "#5d6d7e", "#b7950b", "#283747"),
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00"),
+    *("#56b4e9", "#7a5195", "#8c8c00", "#222222"),
 )
 LEFT, TOP, HEIGHT, STEP, GAP = 60, 50, 180, 90, 60
 LOW, HIGH = 0.2, 2.0
@@ -86,8 +87,9 @@ def picture(runs):
     inner = STEP * (len(runs) - 1) + 40
     width, panel = LEFT + inner + 150, HEIGHT + GAP
     height = TOP + panel * len(CLASSES) + 40
-    out = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" role="img" '
-    out += 'aria-labelledby="title desc" font-family="sans-serif" font-size="12">\n'
+    out = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+    out += f'viewBox="0 0 {width} {height}" role="img" aria-labelledby="title desc" '
+    out += 'font-family="sans-serif" font-size="12">\n'
     out += '<title id="title">Benchmark history</title>\n'
     out += "<desc id=\"desc\">Hawser's time divided by NCCL's for each operation, in the order of runs, in a "
     out += "panel for each class of sizes. The values are in the tables of docs/history.md.</desc>\n"

@@ -70,6 +70,16 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
+/// A number of things: `1 rule`, `2 rules`, `2 processes`.
+pub fn counted(count: usize, name: &str) -> String {
+    let end = match (count, name.ends_with('s')) {
+        (1, _) => "",
+        (_, true) => "es",
+        (_, false) => "s",
+    };
+    format!("{count} {name}{end}")
+}
+
 /// The side on which the text of a column stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Align {
@@ -126,6 +136,12 @@ mod tests {
             "Ring               1234.0",
         ];
         assert_eq!(table.lines(), wanted);
+    }
+
+    #[test]
+    fn one_thing_is_not_many() {
+        assert_eq!([0, 1, 2].map(|count| counted(count, "rule")), ["0 rules", "1 rule", "2 rules"]);
+        assert_eq!([1, 2].map(|count| counted(count, "process")), ["1 process", "2 processes"]);
     }
 
     #[test]

@@ -35,13 +35,14 @@ enum Command {
     /// Print a program as text, with what the verifier says
     #[command(after_help = "Examples:
   hawser plan show tree_all_reduce --ranks 8
-  hawser plan show ring_all_reduce --ranks 8 --svg ring.svg")]
-    Show(Which),
+  hawser plan show ring_all_reduce --ranks 8 -o ring.svg
+  hawser plan show ring_all_reduce --ranks 8 --svg ring.svg --html ring.html")]
+    Show(Show),
     /// Only verify it
     #[command(after_help = "Examples:
   hawser plan verify mine.xml
   hawser plan verify allpairs_all_gather --ranks 16 --json")]
-    Verify(Which),
+    Verify(Show),
     /// Write it as a file for MSCCL_XML_FILES
     #[command(after_help = "Examples:
   hawser plan export tree_all_reduce --ranks 8 --msccl --protocol LL -o tree.xml")]
@@ -60,6 +61,9 @@ struct Import {
     /// FILE.xml keeps protocol and sizes, FILE.plan has neither
     #[arg(long, short)]
     out: PathBuf,
+    /// Print what the verifier says as JSON, and no text
+    #[arg(long)]
+    json: bool,
 }
 
 /// The form in which a program is written.
@@ -81,6 +85,9 @@ struct Export {
     /// Most bytes; 0 = no limit
     #[arg(long, default_value_t = 0)]
     max_bytes: u64,
+    /// Print what was written, and what the verifier says, as JSON
+    #[arg(long, requires = "out")]
+    json: bool,
 }
 
 /// The form to write.
@@ -120,6 +127,16 @@ struct Which {
     /// Ranks per host, for programs that know hosts; 0 = the program's own choice
     #[arg(long, default_value_t = 0)]
     per_host: u32,
+}
+
+/// The program to show, and the pictures to make of it.
+#[derive(Debug, Args)]
+struct Show {
+    #[command(flatten)]
+    which: Which,
+    /// Draw it into this file: FILE.svg or FILE.html
+    #[arg(long, short, value_name = "FILE")]
+    out: Option<PathBuf>,
     /// Draw it into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -136,32 +153,53 @@ struct Which {
 /// # Errors
 /// The program does not exist or does not parse, or a file cannot be written.
 pub fn run(options: &Options) -> Result<bool> {
-    let (which, show) = match &options.command {
+    let (show, prints) = match &options.command {
         Command::List { json: true } => return output::print_json(&json_list()).map(|()| true),
         Command::List { json: false } => return print(&list()).map(|()| true),
-        Command::Show(which) => (which, true),
-        Command::Verify(which) => (which, false),
+        Command::Show(show) => (show, true),
+        Command::Verify(show) => (show, false),
         Command::Export(export) => return write(export).map(|()| true),
         Command::Import(import) => return convert(import),
     };
+    let Show { which, svg, html, json, .. } = show;
+    let (out_svg, out_html) = by_ending(show.out.as_deref())?;
     let (program, import) = load(which)?;
-    if show && !which.json {
+    if prints && !json {
         print(&text::to_text(&program))?;
     }
-    draw(&program, draw::to_svg, which.svg.as_deref(), which.json)?;
-    draw(&program, draw::to_html, which.html.as_deref(), which.json)?;
+    for (form, path) in [
+        (draw::to_svg as fn(&Program) -> String, svg.as_deref()),
+        (draw::to_svg, out_svg),
+        (draw::to_html, html.as_deref()),
+        (draw::to_html, out_html),
+    ] {
+        draw(&program, form, path, *json)?;
+    }
     let waiting = Progress::waiting("verifying");
     let (report, ok) = match algo::find(&which.program) {
         Some(_) => verdicts(&program),
         None => of_a_file(&program),
     };
     waiting.end();
-    if which.json {
-        return output::print_json(&json_verdicts(&program, import.as_ref())).map(|()| ok);
+    if *json {
+        return output::print_json(&json_verdicts(&program, import.as_ref(), None)).map(|()| ok);
     }
     print(&report)?;
     print(&import.map_or_else(String::new, |import| attributes(&import) + &changes(&import)))?;
     Ok(ok)
+}
+
+/// A file to be drawn, as one for an SVG or as one for a page: its name tells.
+///
+/// # Errors
+/// It ends in neither.
+fn by_ending(path: Option<&Path>) -> Result<(Option<&Path>, Option<&Path>)> {
+    match path.map(|path| (path, path.extension().and_then(|ending| ending.to_str()))) {
+        None => Ok((None, None)),
+        Some((path, Some("svg"))) => Ok((Some(path), None)),
+        Some((path, Some("html"))) => Ok((None, Some(path))),
+        Some((path, _)) => bail!("{}: the name of a drawing ends in .svg or .html", path.display()),
+    }
 }
 
 /// Draws a program into a file, if one is named.
@@ -187,8 +225,12 @@ fn write(export: &Export) -> Result<()> {
         false => hawser_msccl::to_xml(&program, &Window { protocol, bytes: (export.min_bytes, most) })?,
     };
     match &export.out {
-        Some(path) => files::write(path, &text),
-        None => print(&text),
+        Some(path) => files::write(path, &text)?,
+        None => print(&text)?,
+    }
+    match export.json {
+        true => output::print_json(&json_verdicts(&program, None, export.out.as_deref())),
+        false => Ok(()),
     }
 }
 
@@ -206,6 +248,12 @@ fn convert(import: &Import) -> Result<bool> {
     let (report, ok) = of_a_file(&program);
     if ok {
         files::write(&import.out, &text)?;
+    }
+    if import.json {
+        let written = ok.then_some(import.out.as_path());
+        return output::print_json(&json_verdicts(&program, said.as_ref(), written)).map(|()| ok);
+    }
+    if ok {
         print(&format!("# written: {}\n", import.out.display()))?;
     }
     print(&report)?;
@@ -286,8 +334,8 @@ fn json_list() -> Value {
     Value::Array(entries().into_iter().map(entry).collect())
 }
 
-/// The verdicts on both uses of the buffers as a record.
-fn json_verdicts(program: &Program, import: Option<&hawser_msccl::Import>) -> Value {
+/// The verdicts on both uses of the buffers as a record, and the file into which the program was written.
+fn json_verdicts(program: &Program, import: Option<&hawser_msccl::Import>, written: Option<&Path>) -> Value {
     let shape = &program.shape;
     let verdict = |in_place| match verify::verify(program, hawser_msccl::MOST_SLOTS, in_place) {
         Ok(verdict) => json!({
@@ -300,7 +348,8 @@ fn json_verdicts(program: &Program, import: Option<&hawser_msccl::Import>) -> Va
     json!({
         "name": shape.name, "collective": shape.collective.name(), "ranks": shape.ranks, "root": shape.root,
         "verdicts": uses.iter().map(|in_place| verdict(*in_place)).collect::<Vec<_>>(),
-        "changes": import.map_or(Vec::new(), |import| import.imported.changes.clone())
+        "changes": import.map_or(Vec::new(), |import| import.imported.changes.clone()),
+        "written": written.map(|path| path.display().to_string())
     })
 }
 
@@ -406,7 +455,7 @@ mod tests {
     use super::*;
 
     fn which(program: &str, ranks: u32, root: u32) -> Which {
-        Which { program: program.into(), ranks, root, per_host: 0, svg: None, html: None, json: false }
+        Which { program: program.into(), ranks, root, per_host: 0 }
     }
 
     #[test]
@@ -461,6 +510,7 @@ mod tests {
                 protocol: Fifo::Ll,
                 min_bytes: 0,
                 max_bytes: 4096,
+                json: false,
             };
             write(&export).expect("an export");
             let (program, import) = load(&which(out.to_str().expect("a plain path"), 0, 0)).expect("a file");
@@ -485,7 +535,7 @@ mod tests {
         let told = changes(&import);
         assert!(told.starts_with("# changed       line 1:1: what stands before <algo>"), "{told}");
         assert_eq!(told.lines().count(), 4, "{told}");
-        let json = json_verdicts(&program, Some(&import));
+        let json = json_verdicts(&program, Some(&import), None);
         assert_eq!(json["changes"].as_array().map(Vec::len), Some(4), "{json}");
         assert!(verdicts(&program).1);
     }
@@ -518,7 +568,7 @@ mod tests {
         std::fs::write(&json, &text).expect("a file");
         let said = load_file(&json).expect("a plan").1.map(|import| attributes(&import)).unwrap_or_default();
         assert!(said.contains("MSCCL++       LL, for 0 bytes to 4096 bytes"), "{said}");
-        let import = |out: &str| convert(&Import { file: json.clone(), out: folder.join(out) });
+        let import = |out: &str| convert(&Import { file: json.clone(), out: folder.join(out), json: false });
         assert!(
             import("swap.xml").expect("xml")
                 && import("swap.plan").expect("plan")

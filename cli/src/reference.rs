@@ -127,8 +127,11 @@ fn the_page_lists_every_command_as_it_is() {
     );
 }
 
-/// The same thing is said alike everywhere: files are written with `-o` or `--out`, and commands have
-/// examples.
+/// Commands without `--json`: `exec` becomes the program that it runs, the others make packages.
+const WITHOUT_JSON: [&str; 3] = ["hawser exec", "hawser man", "hawser completions"];
+
+/// The same thing is said alike everywhere: files are written with `-o` or `--out`, programs get JSON with
+/// `--json`, and commands have examples.
 #[test]
 fn commands_agree_about_their_options() {
     let mut root = Cli::command();
@@ -140,6 +143,9 @@ fn commands_agree_about_their_options() {
             let is_out = argument.get_long() == Some("out");
             assert!(!is_out || argument.get_short() == Some('o'), "{path}: --out without -o");
         }
+        let has = |name: &str| command.get_arguments().any(|argument| argument.get_long() == Some(name));
+        let needs_json = !command.has_subcommands() && !WITHOUT_JSON.contains(&path.as_str());
+        assert!(has("json") || !needs_json, "{path}: no --json");
         let help = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string);
         let has_examples = help.is_some_and(|help| help.contains("Examples:\n"));
         assert!(has_examples || command.has_subcommands(), "{path}: no examples");

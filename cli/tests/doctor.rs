@@ -131,32 +131,56 @@ fn lost_output_is_an_error() {
     }
 }
 
-/// Every command that shows something can show it to programs.
+/// Every command can tell programs what it shows people.
 #[test]
 fn what_is_shown_can_be_had_as_json() {
-    let rules = std::env::temp_dir().join(format!("hawser-json-{}.toml", std::process::id()));
-    std::fs::write(&rules, "[[rule]]\nuse = { algorithm = \"ring\" }\n").expect("a file");
-    let rules = rules.to_str().expect("UTF-8");
-    for args in [
-        &["plan", "list", "--json"][..],
-        &["plan", "show", "tree_all_reduce", "--json"],
-        &["plan", "verify", "ring_all_gather", "--ranks", "3", "--json"],
-        &["explain", "all_reduce", "--json"],
-        &["rules", "list", "--json"],
-        &["top", "--json"],
-        &["doctor", "--json"],
-        &["doctor", "--net", "--json"],
-        &["perf", "all_reduce", "-t", "2", "-b", "1K", "-e", "2K", "-n", "2", "--json"],
-        &["rules", "explain", "RULES", "--collective", "all_reduce", "--bytes", "1K", "--json"],
-        &["rules", "check", "RULES", "--json"],
-        &["rules", "fmt", "RULES", "--json"],
-        &["measure", "-b", "1K", "-e", "8K", "-N", "1", "--point-ms", "1", "--dry-run", "--json"],
+    let folder = std::env::temp_dir().join(format!("hawser-json-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let name = folder.to_str().expect("UTF-8");
+    for (file, text) in [
+        ("rules.toml", "[[rule]]\nuse = { algorithm = \"ring\" }\n"),
+        ("tuner.csv", "allreduce,0,-1,tree,ll,2,1,-1\n"),
+        ("trace.json", "[]\n"),
     ] {
-        let args: Vec<&str> = args.iter().map(|word| if *word == "RULES" { rules } else { word }).collect();
+        std::fs::write(folder.join(file), text).expect("a file");
+    }
+    for line in [
+        "plan list",
+        "plan show tree_all_reduce",
+        "plan show tree_all_reduce -o DIR/tree.svg",
+        "plan verify ring_all_gather --ranks 3",
+        "plan export ring_all_reduce --plan -o DIR/ring.plan",
+        "plan import DIR/ring.plan -o DIR/ring.xml",
+        "lint DIR/ring.xml",
+        "explain all_reduce",
+        "rules list",
+        "rules explain DIR/rules.toml --collective all_reduce --bytes 1K",
+        "rules check DIR/rules.toml",
+        "rules fmt DIR/rules.toml",
+        "rules import DIR/tuner.csv",
+        "rules import DIR/tuner.csv -o DIR/of-a-tuner.toml",
+        "trace merge DIR/trace.json -o DIR/job.json",
+        "top",
+        "doctor",
+        "doctor --net",
+        "perf all_reduce -t 2 -b 1K -e 2K -n 2",
+        "perf all_reduce -b 1K -e 1K --simulate 2-hosts",
+        "measure -b 1K -e 8K -N 1 --point-ms 1 --dry-run",
+    ] {
+        let words =
+            line.split(' ').map(|word| word.replace("DIR", name).replace("2-hosts", "2 hosts of hgx-h200"));
+        let words: Vec<String> = words.chain(["--json".to_owned()]).collect();
+        let args: Vec<&str> = words.iter().map(String::as_str).collect();
         let output = hawser(&args, &[HOST]);
         let value: Result<serde_json::Value, _> = serde_json::from_slice(&output.stdout);
-        assert!(output.status.success() && value.is_ok(), "{args:?}: {}", told(&output));
+        assert!(output.status.success() && value.is_ok(), "{line}: {}", told(&output));
+        let is_written = words
+            .iter()
+            .position(|word| word == "-o")
+            .is_none_or(|at| std::fs::metadata(&words[at + 1]).is_ok_and(|file| file.len() > 0));
+        assert!(is_written, "{line} wrote nothing");
     }
+    std::fs::remove_dir_all(folder).expect("the folder");
 }
 
 #[test]

@@ -92,7 +92,7 @@ fn a_step_has_a_time_exposed_communication_and_a_picture() {
         "time in µs",
         "use of links in %",
         "backward &lt;1>",
-        ">NIC out<",
+        ">NIC out",
         "dashed: the busiest link",
     ] {
         assert!(svg.contains(part), "no {part} in\n{svg}");

@@ -2,9 +2,10 @@
 """Installs, removes and packs stand-ins for what is built, in an empty folder: tests/packages/check.py FOLDER
 
 The stand-ins are a library without code and a program that prints its words, so that no release build is
-needed. Checks that `install` puts everything in place and `uninstall` leaves nothing, that packages made twice
-are equal to the last byte, and that wheel, tarball and Debian package hold what they should and work. Prints
-`skipped: …` where a tool is missing, `all right` at the end; a failed assertion ends with exit code 1."""
+needed. Checks that `install` puts everything in place and `uninstall` leaves nothing, that packages made
+twice are equal to the last byte, and that wheel, tarball and Debian package hold what they should and work.
+Prints `skipped: …` where a tool is missing, `all right` at the end; a failed assertion ends with exit code
+1."""
 
 import os
 import pathlib
@@ -43,7 +44,8 @@ def main():
 def stand_ins(built):
     built.mkdir(parents=True)
     source = built / "empty.c"
-    source.write_text("#include <string.h>\nvoid *copy(void *a, void *b, size_t n) { return memcpy(a, b, n); }\n")
+    copy = "void *copy(void *a, void *b, size_t n) { return memcpy(a, b, n); }\n"
+    source.write_text("#include <string.h>\n" + copy)
     library = built / "libnccl.so.2"
     run("cc", "-shared", "-fPIC", "-Wl,-soname,libnccl.so.2", "-o", library, source)
     for name in PLUGINS:
@@ -82,7 +84,7 @@ def installs_and_leaves_nothing(built, root):
         *(f"lib/libnccl-{name}.so" for name in PLUGINS),
     ):
         assert wanted in found, f"{wanted} is not among {found}"
-    assert "prefix=/opt/hawser\n" in (root / "opt/hawser/lib/pkgconfig/hawser.pc").read_text()
+    assert "@" not in (root / "opt/hawser/lib/pkgconfig/hawser.pc").read_text(), "all places are filled"
     (root / "opt/hawser/lib/of-the-user").touch()
     (root / "opt/hawser/empty").mkdir()
     run(PACKAGING / "install.sh", "uninstall", "/opt/hawser", root)
@@ -102,13 +104,15 @@ def packages_are_equal(built, folder):
     return paths
 
 
-def tarball_is_whole(path, _):
+def tarball_is_whole(path, folder):
     with tarfile.open(path) as archive:
         names = archive.getnames()
+        archive.extractall(folder / "tarball")
         assert {member.mtime for member in archive} == {1700000000}
     top = path.name.replace(".tar.gz", "")
     assert all(name.startswith(f"{top}/") for name in names), names
-    assert f"{top}/lib/libnccl.so.2" in names and f"{top}/bin/hawser" in names
+    assert f"{top}/lib/libnccl.so.2" in names
+    assert run(folder / "tarball" / top / "bin/hawser", "doctor") == "hawser doctor\n"
 
 
 def deb_is_whole(path, folder):
@@ -116,8 +120,18 @@ def deb_is_whole(path, folder):
     if shutil.which("dpkg-deb") is None:
         return
     assert run("dpkg-deb", "-f", path, "Package").strip() == "hawser"
-    run("dpkg-deb", "-x", path, folder / "deb")
-    assert (folder / "deb/opt/hawser/lib/libnccl.so.2").is_file()
+    # Into a system of its own, which is empty, and out of it again.
+    system = folder / "deb"
+    (system / "var/lib/dpkg/updates").mkdir(parents=True)
+    (system / "var/lib/dpkg/info").mkdir()
+    (system / "var/lib/dpkg/status").touch()
+    forced = ["--force-depends", "--force-not-root", "--force-bad-path", "--log=/dev/null"]
+    dpkg = ["dpkg", f"--root={system}", *forced]
+    run(*dpkg, "--install", path)
+    assert (system / "opt/hawser/lib/libnccl.so.2").is_file()
+    run(*dpkg, "--purge", "hawser")
+    left = [path for path in files_of(system) if not path.startswith("var/lib/dpkg/")]
+    assert not left and not (system / "opt").exists(), left
 
 
 def wheel_works(path, folder):

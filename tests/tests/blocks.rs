@@ -10,12 +10,16 @@ use hawser_tests::skip::skipped;
 
 /// The commands that are not `hawser`'s (these are judged by the test `documents`), by how they begin: the
 /// file that runs the same, and a part of it that says so.
-const RUN_BY: [(&str, &str, &str); 52] = [
+const RUN_BY: [(&str, &str, &str); 56] = [
     ("make run", "tests/tests/blocks.rs", "fn make_run_runs_the_main_job"),
     ("make test", ".ci/run", "make test"),
     ("make lib", ".ci/run", "make lib"),
     ("make lab", ".ci/run", "scripts/lab.sh"),
     ("make setup", ".ci/run", "make setup"),
+    ("python3 -m venv hawser", "tests/gpu/wheel.py", "venv.create"),
+    ("hawser/bin/pip", "tests/gpu/wheel.py", "\"pip\", \"uninstall\""),
+    ("sudo apt-get install ./hawser", "tests/packages/check.py", "\"--install\""),
+    ("tar xf hawser", "tests/packages/check.py", "extractall"),
     ("make -C examples/cuda", "tests/gpu/demos.py", "examples/cuda"),
     ("cargo build -p hawser-oracle", ".ci/run", "make test"),
     ("cargo build -p hawser-net-ib --example lab_end", "plugins/net-ib/tests/lab.rs", "examples/lab_end"),

@@ -100,22 +100,30 @@ fn picture(record: &Record, ranks: u32) -> String {
     }
     let mut power = low;
     while power <= high {
-        let (place, value) = (y(10_f64.powf(power)), 10_f64.powf(power));
+        let (place, us) = (y(10_f64.powf(power)), 10_f64.powf(power));
+        let (value, unit) = match us {
+            us if us >= 1e6 => (us / 1e6, "s"),
+            us if us >= 1e3 => (us / 1e3, "ms"),
+            us => (us, "µs"),
+        };
         let _ = writeln!(
             text,
             "<line x1=\"{left}\" x2=\"{:.1}\" y1=\"{place:.1}\" y2=\"{place:.1}\" stroke=\"#c8c8c8\"/>\n\
-             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{value} \u{b5}s</text>",
+             <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{value} {unit}</text>",
             left + width,
             left - 6.0,
             place + 4.0
         );
         power += 1.0;
     }
-    for tick in 0..=10 {
-        let at = end * f64::from(tick) / 10.0;
+    for at in svg::round_ticks(end) {
         let (place, below) = (x(at), top + height + 18.0);
-        let _ =
-            writeln!(text, "<text x=\"{place:.1}\" y=\"{below}\" text-anchor=\"middle\">{at:.1} s</text>");
+        let _ = writeln!(
+            text,
+            "<path d=\"M{place:.1} {:.1}v4\" stroke=\"black\"/>\
+             <text x=\"{place:.1}\" y=\"{below}\" text-anchor=\"middle\">{at} s</text>",
+            top + height
+        );
     }
     marks.iter().for_each(|mark| shape(&mut text, mark.kind, x(mark.at), y(f64::from(mark.us))));
     for (at, kind) in [Kind::Floor, Kind::Learned, Kind::Trial].into_iter().enumerate() {

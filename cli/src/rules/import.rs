@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use hawser_tuner::files::{Form, RuleFile};
 use hawser_tuner::{csv, write};
+use serde_json::json;
 
 use super::{ompi, ompi_json, ucc};
 use crate::files;
@@ -24,6 +25,9 @@ pub struct Options {
     /// Write a new file instead of to standard output
     #[arg(short, long, alias = "output", value_name = "FILE")]
     out: Option<PathBuf>,
+    /// Print the number of rules, the rules unless they go into a file, and that file, as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -45,18 +49,26 @@ enum From {
 pub fn run(options: &Options) -> Result<String> {
     let name = options.file.display().to_string();
     let before = std::fs::read_to_string(&options.file).with_context(|| format!("cannot read {name}"))?;
-    let text = converted(&name, &before, options.from)?;
-    let Some(output) = &options.out else { return Ok(text) };
+    let (text, count) = converted(&name, &before, options.from)?;
+    let json = |rules: Option<&str>| -> Result<String> {
+        let written = options.out.as_ref().map(|path| path.display().to_string());
+        let record = json!({ "from": name, "rules": count, "toml": rules, "written": written });
+        Ok(serde_json::to_string_pretty(&record)? + "\n")
+    };
+    let Some(output) = &options.out else {
+        return if options.json { json(Some(&text)) } else { Ok(text) };
+    };
     let shown = output.display();
     files::check_place(output)?;
     let file = std::fs::OpenOptions::new().write(true).create_new(true).open(output);
     let mut file =
         file.with_context(|| format!("cannot make {shown} (a file that is there is not replaced)"))?;
     file.write_all(text.as_bytes()).with_context(|| format!("cannot write {shown}"))?;
-    Ok(String::new())
+    if options.json { json(None) } else { Ok(String::new()) }
 }
 
-fn converted(name: &str, text: &str, from: Option<From>) -> Result<String> {
+/// The rules of a file as TOML, and how many there are.
+fn converted(name: &str, text: &str, from: Option<From>) -> Result<(String, usize)> {
     let body = match from.unwrap_or_else(|| looks_like(text)) {
         From::Nccl => nccl(name, text)?,
         From::Ompi => ompi::toml(name, text)?,
@@ -67,8 +79,8 @@ fn converted(name: &str, text: &str, from: Option<From>) -> Result<String> {
     let body = body.replace(|letter: char| letter.is_control() && !matches!(letter, '\n' | '\t'), "?");
     let text = format!("# Made by hawser rules import of {}\n{body}", one_line(name));
     let made = RuleFile { form: Form::Toml, ..RuleFile::named("the rules made") };
-    made.parse(&text).with_context(|| format!("importing {name}"))?;
-    Ok(text)
+    let rules = made.parse(&text).with_context(|| format!("importing {name}"))?.len();
+    Ok((text, rules))
 }
 
 /// Reads a text in each form, and in the one that it seems to have.
@@ -128,7 +140,8 @@ mod tests {
 
     #[test]
     fn nccls_lines_become_rules() {
-        let text = converted("t.csv", CSV, None).unwrap();
+        let (text, count) = converted("t.csv", CSV, None).unwrap();
+        assert_eq!(count, 3);
         let wanted = "# Made by hawser rules import of t.csv\n\n\
             # line 3: allreduce,0,65535,tree,ll,2,1,-1\n\
             [[rule]]\n\
@@ -148,7 +161,7 @@ mod tests {
 
     #[test]
     fn control_characters_of_a_file_do_not_reach_comments() {
-        let text = converted("t", "allreduce:@\u{1}ing\u{7f}x\n", None).unwrap();
+        let (text, _) = converted("t", "allreduce:@\u{1}ing\u{7f}x\n", None).unwrap();
         assert!(text.contains("allreduce's ?ing?x"), "{text}");
     }
 
@@ -165,7 +178,7 @@ mod tests {
     fn a_file_that_is_there_is_not_replaced() {
         let path = std::env::temp_dir().join(format!("hawser-import-{}.csv", std::process::id()));
         std::fs::write(&path, CSV).unwrap();
-        let options = Options { file: path.clone(), from: None, out: Some(path.clone()) };
+        let options = Options { file: path.clone(), from: None, out: Some(path.clone()), json: false };
         assert!(format!("{:#}", run(&options).unwrap_err()).contains("is not replaced"));
         assert_eq!(std::fs::read_to_string(&path).unwrap(), CSV);
         std::fs::remove_file(path).unwrap();

@@ -19,8 +19,14 @@ const LANE: (f64, f64) = (22.0, 16.0);
 const MOST_LANES: usize = 40;
 /// The colour of computing.
 const COMPUTING: &str = "#b8b8b8";
-/// Parts of the time, each with a mean of its own.
-const PARTS: usize = 760;
+/// Parts of the time, each with a mean of its own: four pixels wide, so that short operations in a long step
+/// are a line and not a blot.
+const PARTS: usize = 190;
+/// Height of a line of the legend, and the most operations that it names.
+const LINE: f64 = 14.0;
+const MOST_NAMES: usize = 24;
+/// Shares of two kinds of links that differ by less everywhere are one line.
+const ALIKE: f64 = 0.005;
 
 /// A stream of some ranks.
 type Lane = (String, u32);
@@ -29,7 +35,10 @@ type Lane = (String, u32);
 pub fn svg(report: &Report<'_>) -> String {
     let lanes = lanes(report);
     let shown = lanes.len().min(MOST_LANES);
-    let under = TOP + LANE.0 * shown as f64;
+    let names = names(report);
+    // The heading, computing, the operations, and how many are not named.
+    let lines = 2 + names.len().min(MOST_NAMES) + usize::from(names.len() > MOST_NAMES);
+    let under = TOP + (LANE.0 * shown as f64).max(LINE * lines as f64);
     let height = under + 40.0 + FRAME.1 + 60.0;
     let (size, us) = (report.cluster.topology.size(), report.us());
     let title = format!("hawser simulate: a step of {size} ranks, {:.3} ms", us / 1000.0);
@@ -46,7 +55,6 @@ pub fn svg(report: &Report<'_>) -> String {
     let (unit, per) = if us >= 10_000.0 { ("ms", 1000.0) } else { ("µs", 1.0) };
     let frame = (LEFT, under + 40.0, FRAME.0, FRAME.1);
     let axes = Axes::over_time(frame, us / per, &[100.0]);
-    let names = names(report);
     for (op, span) in report.step.ops.iter().zip(&report.timeline.spans) {
         let Some(at) = lanes.iter().take(shown).position(|lane| *lane == lane_of(report, op)) else {
             continue;
@@ -77,9 +85,10 @@ pub fn svg(report: &Report<'_>) -> String {
             escaped(&name)
         );
     }
-    links(report, &axes, per, &mut text);
+    let curves = curves(report);
+    links(&curves, us / per, &axes, &mut text);
     axes.draw_over_time(&mut text, &format!("time in {unit}"), "use of links in %");
-    legend(report, &names, lanes.len() - shown, under, &mut text);
+    legend(&names, &curves, lanes.len() - shown, under, &mut text);
     text + "</svg>\n"
 }
 
@@ -122,27 +131,43 @@ fn colour(names: &[&str], op: &Op) -> &'static str {
     }
 }
 
-/// The kinds of links that are used, by their places.
-fn kinds(report: &Report<'_>) -> Vec<usize> {
-    let is_used = |kind: &usize| report.timeline.moments.iter().any(|moment| moment.uses[*kind].1 > 0.0);
-    (0..Name::KINDS.len()).filter(is_used).collect()
+/// Use of links over the time.
+struct Curve {
+    name: String,
+    mean: Vec<f64>,
+    most: Vec<f64>,
 }
 
-/// The lines of links: for each kind the mean of all, and the busiest one of each moment.
-fn links(report: &Report<'_>, axes: &Axes, per: f64, text: &mut String) {
-    for (at, kind) in kinds(report).into_iter().enumerate() {
+/// The curves of the kinds of links that are used. Kinds that are used alike, as the two directions of a link
+/// often are, share one: they would lie on each other.
+fn curves(report: &Report<'_>) -> Vec<Curve> {
+    let is_used = |kind: &usize| report.timeline.moments.iter().any(|moment| moment.uses[*kind].1 > 0.0);
+    let alike = |one: &[f64], other: &[f64]| one.iter().zip(other).all(|(a, b)| (a - b).abs() < ALIKE);
+    let mut curves: Vec<Curve> = Vec::new();
+    for kind in (0..Name::KINDS.len()).filter(is_used) {
         let (mean, most) = averaged(report, kind);
+        let name = Name::KINDS[kind];
+        match curves.iter_mut().find(|curve| alike(&curve.mean, &mean) && alike(&curve.most, &most)) {
+            Some(same) => same.name += &format!(", {name}"),
+            None => curves.push(Curve { name: name.to_owned(), mean, most }),
+        }
+    }
+    curves
+}
+
+/// The lines of links: for each curve the mean of all, and the busiest one of each moment.
+fn links(curves: &[Curve], end: f64, axes: &Axes, text: &mut String) {
+    let part = end / PARTS as f64;
+    for (at, Curve { name, mean, most }) in curves.iter().enumerate() {
         let colour = COLOURS[at % COLOURS.len()];
         let mut line = |shares: &[f64], stroke: &str, name: &str| {
-            let part = report.us() / per / PARTS as f64;
             let points =
                 shares.iter().enumerate().map(|(at, share)| ((at as f64 + 0.5) * part, share * 100.0));
             axes.line_over_time(text, &points.collect::<Vec<_>>(), stroke, name);
         };
-        let name = Name::KINDS[kind];
         let thin = format!("stroke=\"{colour}\" stroke-width=\"1\" stroke-dasharray=\"3 2\"");
-        line(&most, &thin, &format!("{name}: the busiest of each moment"));
-        line(&mean, &format!("stroke=\"{colour}\" stroke-width=\"2\""), &format!("{name}: mean of all"));
+        line(most, &thin, &format!("{name}: the busiest of each moment"));
+        line(mean, &format!("stroke=\"{colour}\" stroke-width=\"2\""), &format!("{name}: mean of all"));
     }
 }
 
@@ -163,7 +188,7 @@ fn averaged(report: &Report<'_>, kind: usize) -> (Vec<f64>, Vec<f64>) {
     (mean, most)
 }
 
-fn legend(report: &Report<'_>, names: &[&str], left_out: usize, under: f64, text: &mut String) {
+fn legend(names: &[&str], curves: &[Curve], left_out: usize, under: f64, text: &mut String) {
     let x = LEFT + FRAME.0 + 20.0;
     let mut entry = |y: f64, colour: &str, name: &str| {
         let _ = writeln!(
@@ -175,24 +200,31 @@ fn legend(report: &Report<'_>, names: &[&str], left_out: usize, under: f64, text
             escaped(name)
         );
     };
-    // Above the links: as many operations as there is room for beside the streams, one at least.
-    let room = (((under - TOP) / 14.0) as usize).max(1);
+    let operations = names.iter().take(MOST_NAMES).enumerate();
     let all = std::iter::once((COMPUTING, "computing"))
-        .chain(names.iter().enumerate().map(|(at, name)| (COLOURS[at % COLOURS.len()], *name)));
-    for (at, (colour, name)) in all.take(room).enumerate() {
-        entry(TOP + 10.0 + 14.0 * at as f64, colour, name);
+        .chain(operations.map(|(at, name)| (COLOURS[at % COLOURS.len()], *name)));
+    for (at, (colour, name)) in all.enumerate() {
+        entry(TOP + 10.0 + LINE * (at + 1) as f64, colour, name);
     }
-    let top = under + 50.0;
-    let kinds = kinds(report);
-    for (at, kind) in kinds.iter().enumerate() {
-        entry(top + 15.0 * at as f64, COLOURS[at % COLOURS.len()], Name::KINDS[*kind]);
+    let top = under + 64.0;
+    for (at, curve) in curves.iter().enumerate() {
+        entry(top + LINE * at as f64, COLOURS[at % COLOURS.len()], &curve.name);
     }
-    let mut words = vec!["solid: mean of all links".to_owned(), "dashed: the busiest link".to_owned()];
+    let mut words = vec![
+        (TOP + 10.0, "operations:".to_owned()),
+        (top - LINE, "links:".to_owned()),
+        (top + LINE * curves.len() as f64 + 6.0, "solid: mean of all links".to_owned()),
+        (top + LINE * (curves.len() + 1) as f64 + 6.0, "dashed: the busiest link".to_owned()),
+    ];
+    if names.len() > MOST_NAMES {
+        let y = TOP + 10.0 + LINE * (MOST_NAMES + 2) as f64;
+        words.push((y, format!("and {} more", names.len() - MOST_NAMES)));
+    }
     if left_out > 0 {
-        words.push(format!("{left_out} streams are not shown"));
+        let y = top + LINE * (curves.len() + 2) as f64 + 6.0;
+        words.push((y, format!("{left_out} streams are not shown")));
     }
-    for (at, words) in words.iter().enumerate() {
-        let y = top + 15.0 * (kinds.len() + at) as f64 + 6.0;
+    for (y, words) in words {
         let _ = writeln!(text, "<text x=\"{x:.0}\" y=\"{y:.0}\" font-size=\"10\">{words}</text>");
     }
 }

@@ -12,7 +12,7 @@ use ratatui::widgets::{Cell, Paragraph, Row, Table, Wrap};
 
 use super::figures::{Pool, Rail};
 use super::job::{Comm, Job, Mood, Rank};
-use crate::output::size;
+use crate::output::{counted, size};
 
 /// Communicators that are listed above the one that is shown.
 const MOST_COMMS: usize = 6;
@@ -57,19 +57,34 @@ impl View {
     }
 }
 
+/// The keys.
+const KEYS: &str = "q end  up/down communicator  PgUp/PgDn ranks  s order";
+/// The meaning of the signs.
+const SIGNS: &str = ". idle  > inside  c called  ! to blame  z stopped";
+
+/// Keys and signs: in one line where it has room for both.
+fn keys(width: u16) -> Vec<Line<'static>> {
+    let both = format!("{KEYS}  |  {SIGNS}");
+    match both.len() <= usize::from(width) {
+        true => vec![Line::from(both)],
+        false => vec![Line::from(KEYS), Line::from(SIGNS)],
+    }
+}
+
 /// Draws the job.
 pub fn draw(frame: &mut Frame<'_>, job: &Job, view: &mut View) {
     view.keep_within(job);
     let comms = job.comms.len().min(MOST_COMMS) as u16;
     let joining = job.joining.len().min(3) as u16;
     let figures = figure_lines(job);
+    let keys = keys(frame.area().width);
     let rows = [
         Constraint::Length(1),
         Constraint::Length(joining),
         Constraint::Length(comms + 2),
         Constraint::Length(figures.len() as u16),
         Constraint::Fill(1),
-        Constraint::Length(1),
+        Constraint::Length(keys.len() as u16),
     ];
     let [head, waiting, list, carried, rest, foot] = Layout::vertical(rows).areas(frame.area());
     frame.render_widget(Paragraph::new(figures), carried);
@@ -85,15 +100,14 @@ pub fn draw(frame: &mut Frame<'_>, job: &Job, view: &mut View) {
             frame.render_widget(Paragraph::new(text), rest);
         }
     }
-    let keys = "q end  up/down communicator  PgUp/PgDn ranks  s order  |  \
-                . idle  > inside  c called  ! to blame  z stopped";
-    frame.render_widget(Line::from(keys).style(Style::new().fg(Color::DarkGray)), foot);
+    frame.render_widget(Paragraph::new(keys).style(Style::new().fg(Color::DarkGray)), foot);
 }
 
 fn title(job: &Job) -> String {
     let ranks: usize = job.comms.iter().map(|comm| comm.ranks.len()).sum();
     let of = if job.is_dead { "files of " } else { "" };
-    format!("hawser top: {of}{} processes, {} communicators, {ranks} ranks", job.processes, job.comms.len())
+    let (processes, comms) = (counted(job.processes, "process"), counted(job.comms.len(), "communicator"));
+    format!("hawser top: {of}{processes}, {comms}, {}", counted(ranks, "rank"))
 }
 
 fn bold() -> Style {
@@ -146,17 +160,12 @@ fn comm_table<'a>(job: &'a Job, view: &View) -> Table<'a> {
         Row::new(cells).style(mood.map_or_else(Style::new, style))
     };
     let rows = job.comms.iter().enumerate().skip(from).take(MOST_COMMS).map(row);
-    let widths = [24, 12, 10, 9, 9, 9, 9, 24].map(Constraint::Length);
-    let heads = [
-        "  communicator",
-        "ranks here",
-        "called",
-        "calls/s",
-        "bus GB/s",
-        "predicted",
-        "open",
-        "slowest rank",
-    ];
+    let longest = job.comms.iter().map(|comm| comm.name.chars().count()).max().unwrap_or(0);
+    let name = Constraint::Length((longest as u16 + 2).clamp(14, 32));
+    let [here, called, rate, bus, predicted, open] = [9, 8, 8, 8, 10, 8].map(Constraint::Length);
+    let widths = [name, here, called, rate, bus, predicted, open, Constraint::Fill(1)];
+    let heads =
+        ["  communicator", "ranks", "called", "calls/s", "bus GB/s", "pred. GB/s", "open", "slowest rank"];
     Table::new(rows, widths).header(Row::new(heads).style(bold())).column_spacing(1)
 }
 
@@ -255,19 +264,21 @@ fn rank_table<'a>(comm: &'a Comm, view: &View, all_fit: bool) -> Table<'a> {
         Row::new(cells)
     };
     let rows = ranks.iter().skip(view.from).map(row);
+    let longest = ranks.iter().map(|rank| rank.process.chars().count()).max().unwrap_or(0);
+    let waits = ranks.iter().any(|rank| !rank.waits_for.is_empty() || rank.mood == Mood::Stopped);
     let widths = [
         Constraint::Length(6),
-        Constraint::Length(16),
+        Constraint::Length((longest as u16).clamp(8, 16)),
         Constraint::Length(8),
         Constraint::Length(8),
-        Constraint::Length(9),
+        Constraint::Length(10),
         Constraint::Length(7),
         Constraint::Length(7),
         Constraint::Fill(3),
-        Constraint::Fill(2),
+        if waits { Constraint::Fill(2) } else { Constraint::Length(9) },
     ];
     let heads =
-        ["  rank", "process", "called", "bus GB/s", "predicted", "late", "since", "operation", "waits for"];
+        ["  rank", "process", "called", "bus GB/s", "pred. GB/s", "late", "since", "operation", "waits for"];
     Table::new(rows, widths).header(Row::new(heads).style(bold())).column_spacing(1)
 }
 
@@ -292,7 +303,7 @@ mod tests {
     #[test]
     fn eight_ranks_are_a_table() {
         let text = picture(8, Some((5, 40)), None, (110, 24));
-        assert!(text.starts_with("hawser top: 8 processes, 1 communicators, 8 ranks\n"), "{text}");
+        assert!(text.starts_with("hawser top: 8 processes, 1 communicator, 8 ranks\n"), "{text}");
         let lines: Vec<&str> = text.lines().collect();
         let world = lines.iter().find(|line| line.starts_with("> world")).unwrap();
         assert!(world.contains(" 8 ") && world.contains("rank 5 (+40 ms)"), "{text}");
@@ -306,6 +317,18 @@ mod tests {
         }
         assert!(lines.iter().any(|line| line.starts_with(". 5 ") && line.contains("+40 ms")), "{text}");
         assert!(lines.last().unwrap().contains("! to blame"), "{text}");
+    }
+
+    /// A terminal as most people have it: headings whole, operations with their type, all keys.
+    #[test]
+    fn a_hundred_columns_hold_what_matters() {
+        let text = picture(8, Some((5, 40)), None, (100, 30));
+        for part in ["  communicator ", " bus GB/s ", " pred. GB/s ", " slowest rank", "z stopped"] {
+            assert!(text.contains(part), "{part} is not in {text}");
+        }
+        let row = text.lines().find(|line| line.starts_with(". 3 ")).unwrap();
+        assert!(row.contains("19, all_reduce(262144 "), "{text}");
+        assert!(picture(8, None, None, (80, 30)).contains("z stopped"), "two lines of keys");
     }
 
     #[test]

@@ -10,9 +10,10 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::clocks::{How, Shift, align};
+use super::clocks::{Clock, How, Shift, align};
 use super::read::{self, Event, Rank};
 use super::sources::{Source, Sources};
+use crate::progress::Progress;
 use crate::{files, output};
 
 /// Options of `hawser trace merge`.
@@ -24,6 +25,9 @@ pub struct Merge {
     /// The trace to write
     #[arg(short, long, alias = "output", value_name = "FILE")]
     out: PathBuf,
+    /// Print what was merged as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// A place for each communicator among the processes of a trace, and within it one for each rank.
@@ -43,7 +47,11 @@ pub fn run(options: &Merge) -> Result<()> {
         count = write(&sources, &shifts, to)?;
         Ok(())
     })?;
-    output::print(&summary(&sources, &shifts, count, &out.display().to_string()))
+    let name = out.display().to_string();
+    match options.json {
+        true => output::print_json(&record(&sources, &shifts, count, &name)),
+        false => output::print(&summary(&sources, &shifts, count, &name)),
+    }
 }
 
 /// Checks that a file can be written, and is none of those that are read.
@@ -76,7 +84,9 @@ pub fn fuzz(path: &Path, to: &mut dyn Write) -> Result<()> {
 fn write(sources: &Sources, shifts: &[Shift], to: &mut dyn Write) -> Result<u64> {
     to.write_all(b"{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n")?;
     let mut count = 0_u64;
+    let progress = Progress::new(sources.files.len() as u64, "traces written");
     for (at, source) in sources.files.iter().enumerate() {
+        progress.set(at as u64);
         let by = shifts[source.clock].by;
         read::events(&source.path, &mut |mut event| {
             change(&mut event, sources, (at, source), by);
@@ -125,6 +135,30 @@ fn change(event: &mut Event, sources: &Sources, (at, source): (usize, &Source), 
         args.insert("monotonic_ns".into(), json!(monotonic.unwrap_or(0)));
         args.insert("boot".into(), json!(sources.first_host()));
     }
+}
+
+/// The same as [`summary()`] for programs; times in nanoseconds.
+fn record(sources: &Sources, shifts: &[Shift], count: u64, out: &str) -> Value {
+    let clock = |(clock, shift): (&Clock, &Shift)| {
+        let (how, collectives, spread) = match shift.how {
+            How::First => ("first", None, None),
+            How::Collectives { count, spread } => ("collectives", Some(count), Some(spread)),
+            How::Wall => ("wall_clock", None, None),
+            How::Nothing => ("nothing", None, None),
+        };
+        json!({
+            "clock": clock.name, "moved_ns": shift.by, "by": how,
+            "collectives": collectives, "spread_ns": spread
+        })
+    };
+    let file =
+        |source: &Source| json!({ "file": source.path.display().to_string(), "is_whole": source.whole });
+    json!({
+        "written": out,
+        "events": count,
+        "files": sources.files.iter().map(file).collect::<Vec<_>>(),
+        "clocks": sources.clocks.iter().zip(shifts).map(clock).collect::<Vec<_>>()
+    })
 }
 
 /// Says what was merged, and how well the clocks fit.

@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 
 use super::clocks::Clock;
 use super::read::{self, Collectives, Rank};
+use crate::progress::Progress;
 
 /// The findings of the first reading of a file.
 pub struct Source {
@@ -43,7 +44,9 @@ impl Sources {
     /// One cannot be read or is no trace.
     pub fn of(paths: &[PathBuf]) -> Result<Self> {
         let (mut sources, mut seen) = (Self::default(), BTreeSet::new());
+        let progress = Progress::new(paths.len() as u64, "traces read");
         for path in paths {
+            progress.inc();
             if seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())) {
                 sources.look_into(path)?;
             }

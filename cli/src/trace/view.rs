@@ -14,6 +14,7 @@ use super::clocks::align;
 use super::read::{self, Collectives, Rank};
 use super::sources::Sources;
 use super::{hang, merge};
+use crate::progress::Progress;
 use crate::{files, output};
 
 /// Options of `hawser trace view`.
@@ -31,6 +32,9 @@ pub struct View {
     /// The most operations that the page holds: of more, the last ones of each rank
     #[arg(long, default_value_t = 200_000, value_name = "COUNT")]
     most: usize,
+    /// Print what the page holds as JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// The page; the data take the place of [`PLACE`].
@@ -94,6 +98,12 @@ pub fn run(options: &View) -> Result<()> {
     files::write(&options.out, &PAGE.replace(PLACE, &data))?;
     let bars: usize = content.timelines.iter().map(|timeline| timeline.bars.len()).sum();
     let (ranks, name) = (content.timelines.len(), options.out.display());
+    if options.json {
+        let left_out = content.left_out;
+        return output::print_json(&json!({
+            "written": name.to_string(), "operations": bars, "ranks": ranks, "left_out": left_out
+        }));
+    }
     let mut text = format!("{name}: {bars} operations of {ranks} ranks\n");
     if content.left_out > 0 {
         text += &format!("  {} earlier ones are left out (--most)\n", content.left_out);
@@ -117,7 +127,9 @@ fn content(sources: &Sources, most: usize) -> Result<Content> {
     let mut bars: Vec<VecDeque<Bar>> = places.keys().map(|_| VecDeque::new()).collect();
     content.ranks = vec![Rank::default(); places.len()];
     let mut transfers: BTreeMap<(i64, String), (i64, u64)> = BTreeMap::new();
-    for source in &sources.files {
+    let progress = Progress::new(sources.files.len() as u64, "traces looked at");
+    for (at, source) in sources.files.iter().enumerate() {
+        progress.set(at as u64);
         let by = shifts[source.clock].by;
         let mut of_process: BTreeMap<i64, usize> = BTreeMap::new();
         let mut collectives = Collectives::default();

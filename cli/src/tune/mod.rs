@@ -181,7 +181,8 @@ pub fn run(options: &Options) -> Result<()> {
         return output::print_json(&report::json(&tables, &found));
     }
     print(&report::summary(&tables, &found))?;
-    print(&format!("# written: {} ({} rules), {}\n", out.display(), found.len(), plot.display()))
+    let rules = output::counted(found.len(), "rule");
+    print(&format!("# written: {} ({rules}), {}\n", out.display(), plot.display()))
 }
 
 /// Checks that the rules and the picture can be written where they are to be.

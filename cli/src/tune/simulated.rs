@@ -134,7 +134,8 @@ impl<'a> Simulator<'a> {
         }
         output::print(&report::summary(&tables, &found))?;
         let out = options.out.display();
-        output::print(&format!("# written: {out} ({} rules), {}\n", found.len(), plot.display()))
+        let rules = output::counted(found.len(), "rule");
+        output::print(&format!("# written: {out} ({rules}), {}\n", plot.display()))
     }
 
     /// Simulates a rule file and the cost model beside each other.
