@@ -81,6 +81,8 @@ class Examples:
         self.environment = {**os.environ, "LD_LIBRARY_PATH": path, "HAWSER_OP_TIMEOUT": "60"}
         if gpus < 4:
             self.environment["NCCL_MULTI_RANK_GPU_ENABLE"] = "1"
+            # Else streams of ranks that share a GPU share queues, and wait for each other there.
+            self.environment["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
 
     def c(self):
         cuda, nccl = self.cuda_home(), self.nccl_include()

@@ -109,6 +109,8 @@ class Trial:
 
     def run(self):
         os.environ["NCCL_PASS_SM"] = self.pass_sm
+        # Ranks that share a GPU have more streams than the eight queues of the driver's default.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
         self.layer, reason = layers.open_layer(self.options.ranks, self.options.host)
         if self.layer is None:
             return {"skipped": reason}

@@ -91,8 +91,9 @@ pub fn fuzz(text: &str) {
     let forms = [From::Nccl, From::Ompi, From::OmpiJson, From::Ucc].map(Some);
     for form in forms.into_iter().chain([None]) {
         if let Err(error) = converted("fuzz", text, form) {
-            let why = format!("{error:#}");
-            assert!(!why.contains("the rules made"), "{why}");
+            // Only the parser of what was made names that file, and first; texts may hold any words.
+            let is_of_made = error.chain().any(|cause| cause.to_string().starts_with("the rules made:"));
+            assert!(!is_of_made, "{error:#}");
         }
     }
 }

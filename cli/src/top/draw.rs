@@ -283,7 +283,8 @@ fn rank_table<'a>(comm: &'a Comm, view: &View, all_fit: bool) -> Table<'a> {
 }
 
 fn bandwidth(bytes: f64) -> String {
-    match bytes / 1e9 {
+    // Of a counter that went back, or of -0, nothing is told.
+    match bytes.max(0.0).abs() / 1e9 {
         gigabytes if gigabytes >= 100.0 => format!("{gigabytes:.0}"),
         gigabytes if gigabytes >= 1.0 => format!("{gigabytes:.1}"),
         gigabytes => format!("{gigabytes:.3}"),

@@ -108,10 +108,15 @@ impl Carrier for OnStreams {
         let _context = self.device.enter()?;
         let Some(scratch) = lock(&self.scratch)?.take() else { return Ok(()) };
         let (own, options) = (self.stream.stream, self.shape.options.as_deref());
+        let wait = Wait::new(self.child.state()?.abort.clone(), Some(env::settings().join_timeout()));
         for (_, range) in &lock(&self.order)?.clone() {
             calls::rehearse(&self.child, &self.shape.call, *range, options, (scratch.addr, own))?;
+            self.settle()?;
+            // Where ranks share a GPU, to load the next kernel is to wait for those that run there, which may
+            // wait for a rank whose launch waits for the loading.
+            self.child.state()?.bootstrap.all_gather(&[], &wait)?;
         }
-        self.settle()
+        Ok(())
     }
 
     fn start(&self, stream: Stream) -> Result<()> {
