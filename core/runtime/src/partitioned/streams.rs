@@ -1,9 +1,9 @@
 //! Partitions on GPUs: a stream waits for the word of each partition, carries the partition and writes the
 //! word that says that it has arrived. The host waits for nothing.
 //!
-//! While a stream waits, the driver may refuse to load a kernel or to map memory until it goes on, and it goes
-//! on only when the program has said that a partition is ready. So everything that rounds need is made before
-//! the first one: each partition is rehearsed when the collective is made.
+//! While a stream waits, the driver may refuse to load a kernel or to map memory until it goes on, and it
+//! goes on only when the program has said that a partition is ready. So everything that rounds need is made
+//! before the first one: each partition is rehearsed when the collective is made.
 //!
 //! Every round begins with words of 0, written on the stream of the program. So rounds may be captured in
 //! graphs: no number of a round is in a launch.
