@@ -240,7 +240,7 @@ fn is_passed_over_or_refused(plugin: &str, name: &str) {
     for ended in job(2, &["all_reduce", "destroy"], &log("INIT,NET", &[("NCCL_NET_PLUGIN", plugin)])) {
         ended.expect_success();
         has_line(&ended, &[&format!("net {name} cannot be used"), "0 devices"]);
-        has_line(&ended, &["net Socket on "]);
+        has_line(&ended, &["Using network Socket on "]);
     }
     for ended in job(2, &["all_reduce"], &[("NCCL_NET_PLUGIN", plugin), ("NCCL_NET", name)]) {
         ended.expect_error("InvalidUsage", &["none can be used", name, "0 devices"]);

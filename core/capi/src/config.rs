@@ -63,7 +63,7 @@ impl CommConfig {
             without_newer_fields(raw)
         };
         check(&raw)?;
-        idle_fields(&raw).for_each(|text| log::info(Subsys::Init, || text));
+        set_fields(&raw).chain(idle_fields(&raw)).for_each(|text| log::info(Subsys::Init, || text));
         let runtime = Config {
             // The environment beats the struct, as in NCCL.
             blocking: env::settings().comm_blocking.unwrap_or(raw.blocking != 0),
@@ -208,6 +208,25 @@ fn check(c: &NcclConfig) -> Result<()> {
 }
 
 /// A sentence about each field that is set and has no effect, with the reason (docs/nccl-config.md).
+/// A line for each field that is set, in words that scripts look for in NCCL's log.
+fn set_fields(c: &NcclConfig) -> impl Iterator<Item = String> + use<> {
+    let net = In::inside(c.netName).text().filter(|name| !name.is_empty());
+    [
+        ("Blocking", c.blocking),
+        ("CGA cluster size", c.cgaClusterSize),
+        ("Min CTAs", c.minCTAs),
+        ("Max CTAs", c.maxCTAs),
+        ("Split share", c.splitShare),
+        ("Shrink share", c.shrinkShare),
+        ("Traffic class", c.trafficClass),
+        ("CTA policy", c.CTAPolicy),
+    ]
+    .into_iter()
+    .filter(|(_, value)| *value != UNDEF_INT)
+    .map(|(field, value)| format!("Comm config {field} set to {value}"))
+    .chain(net.map(|name| format!("Comm config Net name set to {name}")))
+}
+
 fn idle_fields(c: &NcclConfig) -> impl Iterator<Item = String> + use<> {
     let nvls = "there is no NVLink multicast";
     let sharing = "proxy threads and pools of memory are shared by all communicators of a process anyway, \
@@ -388,7 +407,13 @@ mod tests {
 
     #[test]
     fn fields_without_effect_are_told_with_the_reason() {
-        assert_eq!(idle_fields(&NcclConfig::UNDEFINED).count(), 0);
+        assert_eq!(
+            idle_fields(&NcclConfig::UNDEFINED).count() + set_fields(&NcclConfig::UNDEFINED).count(),
+            0
+        );
+        let raw = NcclConfig { maxCTAs: 4, netName: c"Socket".as_ptr(), ..NcclConfig::UNDEFINED };
+        let told: Vec<String> = set_fields(&raw).collect();
+        assert_eq!(told, ["Comm config Max CTAs set to 4", "Comm config Net name set to Socket"]);
         let raw =
             NcclConfig { nvlsCTAs: 4, blocking: 1, maxCTAs: 8, rmaEagerInit: 1, ..NcclConfig::UNDEFINED };
         let told: Vec<String> = idle_fields(&raw).collect();

@@ -13,7 +13,7 @@ pub(crate) const RECORD_HEADER: usize = 8;
 /// Longest message that may travel inside a record: 64 KiB, and room for a checksum in front of them.
 pub(crate) const MAX_INLINE: usize = (64 << 10) + 64;
 /// Longest record.
-pub(crate) const MAX_RECORD: usize = RECORD_HEADER + 8 + MAX_INLINE;
+pub(crate) const MAX_RECORD: usize = RECORD_HEADER + 12 + MAX_INLINE;
 /// Longest chunk.
 pub(crate) const MAX_CHUNK: usize = 16 << 20;
 /// Bytes of a chunk's header.
@@ -49,6 +49,11 @@ pub(crate) enum Record<'a> {
     Done { slot: u64 },
     /// Receiver: this data socket is closed at my end; it brought so many whole chunks.
     PipeFinal { pipe: u16, generation: u32, chunks: u64 },
+    /// Sender: a whole short message for which no receive was known; it goes to the first that fits from the
+    /// slot `known` on.
+    Early { known: u64, tag: i32, data: &'a [u8] },
+    /// Sender: tell me of all receives that are posted, I wait for one.
+    Want,
 }
 
 const INLINE: u8 = 1;
@@ -59,6 +64,8 @@ const BYE: u8 = 5;
 const CREDIT: u8 = 6;
 const DONE: u8 = 7;
 const PIPE_FINAL: u8 = 8;
+const EARLY: u8 = 9;
+const WANT: u8 = 10;
 
 impl<'a> Record<'a> {
     /// Hands the bytes of the record to `put`, in pieces.
@@ -99,6 +106,13 @@ impl<'a> Record<'a> {
                 put(&generation.to_le_bytes());
                 put(&chunks.to_le_bytes());
             }
+            Self::Early { known, tag, data } => {
+                put(&header(EARLY, 0, 0, 12 + data.len()));
+                put(&known.to_le_bytes());
+                put(&tag.to_le_bytes());
+                put(data);
+            }
+            Self::Want => put(&header(WANT, 0, 0, 0)),
         }
     }
 
@@ -110,7 +124,7 @@ impl<'a> Record<'a> {
         let Some((head, rest)) = bytes.split_first_chunk::<RECORD_HEADER>() else { return Ok(None) };
         let [kind, count, pipe_low, pipe_high, len @ ..] = *head;
         let len = u32::from_le_bytes(len) as usize;
-        if !(INLINE..=PIPE_FINAL).contains(&kind) || len > MAX_RECORD - RECORD_HEADER {
+        if !(INLINE..=WANT).contains(&kind) || len > MAX_RECORD - RECORD_HEADER {
             return Err(format!("a record of kind {kind} with {len} bytes"));
         }
         let Some(body) = rest.get(..len) else { return Ok(None) };
@@ -149,6 +163,12 @@ impl<'a> Record<'a> {
                 generation: u32_at(body, 0)?,
                 chunks: u64_at(body, 4)?,
             })),
+            EARLY => Some(Self::Early {
+                known: u64_at(body, 0)?,
+                tag: u32_at(body, 8)?.cast_signed(),
+                data: body.get(12..)?,
+            }),
+            WANT => exact(0).and(Some(Self::Want)),
             _ => None,
         }
     }
@@ -233,6 +253,8 @@ mod tests {
             Record::Credit { segments: vec![Posted { tag: -1, capacity: 1 << 40 }; MAX_RECVS] },
             Record::Done { slot: 3 },
             Record::PipeFinal { pipe: 513, generation: u32::MAX, chunks: 17 },
+            Record::Early { known: 12, tag: -3, data: b"early" },
+            Record::Want,
         ]
     }
 
@@ -253,7 +275,7 @@ mod tests {
     fn lengths_are_checked_before_the_body_is_there() {
         assert!(Record::parse(&header(INLINE, 0, 0, MAX_RECORD)).is_err());
         assert!(Record::parse(&header(0, 0, 0, 0)).is_err());
-        assert!(Record::parse(&header(9, 0, 0, 0)).is_err());
+        assert!(Record::parse(&header(11, 0, 0, 0)).is_err());
         let mut credit = header(CREDIT, 9, 0, 9 * 12).to_vec();
         credit.resize(RECORD_HEADER + 9 * 12, 0);
         assert!(Record::parse(&credit).is_err());
@@ -282,7 +304,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_survived(
-            kind in 0u8..12, count: u8, len in 0usize..200, rest in prop::collection::vec(any::<u8>(), 0..200)
+            kind in 0u8..14, count: u8, len in 0usize..200, rest in prop::collection::vec(any::<u8>(), 0..200)
         ) {
             let mut bytes = header(kind, count, 0, len).to_vec();
             bytes.extend_from_slice(&rest);

@@ -20,7 +20,7 @@ pub(crate) const HANDLE: [u8; 4] = *b"HwS3";
 
 /// The parameters of the handshake.
 pub(crate) const PROTOCOL: Protocol =
-    Protocol { magic: *b"HAWSsock", version: 4, greeting: HELLO, answer: ANSWER, welcome: WELCOME };
+    Protocol { magic: *b"HAWSsock", version: 5, greeting: HELLO, answer: ANSWER, welcome: WELCOME };
 
 const HELLO: usize = 26;
 const ANSWER: usize = 8;

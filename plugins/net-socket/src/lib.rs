@@ -50,6 +50,8 @@ pub mod fuzzing;
 mod greeting;
 mod inbound;
 mod link;
+#[cfg(test)]
+mod matching;
 mod outbound;
 mod path;
 mod path_health;

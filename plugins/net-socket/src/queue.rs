@@ -6,6 +6,9 @@
 //! 3. A message is cut into chunks; any socket takes the next one. Chunks that a lost socket may not have
 //!    brought go first.
 //! 4. A message is over when the receiver says so, never before.
+//! 5. A short message may go **early**, before a receive is known, while no known receive is left. Early
+//!    messages take the receives that come to be known in the order of 2, before all later messages; so the
+//!    receiver, which has the same two lists, finds the same receive for each.
 
 use std::collections::VecDeque;
 
@@ -21,6 +24,9 @@ const MOST_CREDITS: usize = 64 * MOST_REQUESTS;
 const GRAIN: usize = 4096;
 /// A message is not cut smaller than this.
 const LEAST_CHUNK: usize = 64 << 10;
+/// Early messages without a receive that the receiver keeps, and their bytes.
+pub(crate) const MOST_EARLY: usize = 16;
+pub(crate) const MOST_EARLY_BYTES: usize = 256 << 10;
 
 /// A piece of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,8 +90,24 @@ struct Message {
     state: State,
 }
 
-/// The sends of a connection, from the host's call until the receiver has them.
+/// A message that was sent before its receive was known.
 #[derive(Debug)]
+struct Early {
+    tag: i32,
+    bytes: usize,
+}
+
+/// An early message that is longer than the receive that it meets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Misfit {
+    /// The length of the message in bytes.
+    pub bytes: u64,
+    /// The length of the receive in bytes.
+    pub capacity: u64,
+}
+
+/// The sends of a connection, from the host's call until the receiver has them.
+#[derive(Debug, Default)]
 pub(crate) struct Queue {
     credits: VecDeque<Credit>,
     next_slot: u64,
@@ -97,21 +119,12 @@ pub(crate) struct Queue {
     lost: VecDeque<Chunk>,
     /// Messages that are `Open`.
     open: usize,
+    /// Early messages without a receive.
+    early: VecDeque<Early>,
+    misfit: Option<Misfit>,
 }
 
 impl Queue {
-    pub fn new() -> Self {
-        Self {
-            credits: VecDeque::new(),
-            next_slot: 0,
-            first: 0,
-            messages: VecDeque::new(),
-            unclaimed: VecDeque::new(),
-            lost: VecDeque::new(),
-            open: 0,
-        }
-    }
-
     /// # Errors
     /// The peer posts without end.
     pub fn add_credit(&mut self, segments: Vec<Posted>) -> Result<(), String> {
@@ -121,7 +134,48 @@ impl Queue {
         let first_slot = self.next_slot;
         self.next_slot += segments.len() as u64;
         self.credits.push_back(Credit { first_slot, segments, taken: 0 });
+        self.match_early();
         Ok(())
+    }
+
+    /// Gives early messages the receives that are theirs.
+    fn match_early(&mut self) {
+        while let Some(credit) = self.credits.front() {
+            let fit = |(at, early): (usize, &Early)| Some((at, credit.find(early.tag)?));
+            let Some((at, segment)) = self.early.iter().enumerate().find_map(fit) else { return };
+            let capacity = credit.segments[segment].capacity;
+            let slot = credit.first_slot + segment as u64;
+            let bytes = self.early.remove(at).map_or(0, |early| early.bytes as u64);
+            if bytes > capacity {
+                self.misfit = Some(Misfit { bytes, capacity });
+            }
+            self.take(slot);
+        }
+    }
+
+    /// An early message that did not fit its receive, if there was one.
+    pub fn misfit(&self) -> Option<Misfit> {
+        self.misfit
+    }
+
+    /// Early messages that have no receive yet.
+    pub fn early(&self) -> usize {
+        self.early.len()
+    }
+
+    /// Tells whether a message of so many bytes may go before a receive for it is known.
+    pub fn may_go_early(&self, bytes: usize) -> bool {
+        let kept: usize = self.early.iter().map(|early| early.bytes).sum();
+        self.credits.is_empty() && self.early.len() < MOST_EARLY && kept + bytes <= MOST_EARLY_BYTES
+    }
+
+    /// Begins an early message, which is safe already. Returns its request and the first slot that it may
+    /// go to.
+    pub fn begin_early(&mut self, tag: i32, bytes: usize) -> (u64, u64) {
+        self.early.push_back(Early { tag, bytes });
+        let (slot, state) = (u64::MAX, State::Done);
+        let message = Message { addr: 0, bytes, slot, claimed: bytes, chunk: 0, state };
+        (self.push(message), self.next_slot)
     }
 
     /// The receive that a message with this tag would go to now.
@@ -146,7 +200,7 @@ impl Queue {
     pub fn begin(&mut self, target: Target, addr: u64, bytes: usize, sockets: usize, most: usize) -> u64 {
         let chunk = bytes.div_ceil(sockets.max(1)).next_multiple_of(GRAIN).max(LEAST_CHUNK).min(most);
         let message = Message { addr, bytes, slot: target.slot, claimed: 0, chunk, state: State::Open };
-        let request = self.push(target, message);
+        let request = self.push_to(target, message);
         self.unclaimed.push_back(request);
         self.open += 1;
         request
@@ -156,18 +210,30 @@ impl Queue {
     pub fn begin_done(&mut self, target: Target, bytes: usize) -> u64 {
         let message =
             Message { addr: 0, bytes, slot: target.slot, claimed: bytes, chunk: 0, state: State::Done };
-        self.push(target, message)
+        self.push_to(target, message)
     }
 
-    fn push(&mut self, target: Target, message: Message) -> u64 {
-        if let Some(credit) = self.credits.front_mut() {
-            credit.taken |= 1 << (target.slot - credit.first_slot);
-            if credit.taken.count_ones() as usize == credit.segments.len() {
-                self.credits.pop_front();
-            }
+    fn push_to(&mut self, target: Target, message: Message) -> u64 {
+        if self.take(target.slot) {
+            self.match_early();
         }
+        self.push(message)
+    }
+
+    fn push(&mut self, message: Message) -> u64 {
         self.messages.push_back(message);
         self.first + self.messages.len() as u64 - 1
+    }
+
+    /// Takes a slot of the oldest credit. Tells whether that was its last.
+    fn take(&mut self, slot: u64) -> bool {
+        let Some(credit) = self.credits.front_mut() else { return false };
+        credit.taken |= 1 << (slot - credit.first_slot);
+        let is_full = credit.taken.count_ones() as usize == credit.segments.len();
+        if is_full {
+            self.credits.pop_front();
+        }
+        is_full
     }
 
     /// The next chunk for a socket.
@@ -279,7 +345,7 @@ mod tests {
 
     #[test]
     fn tags_pick_inside_the_oldest_credit_only() {
-        let mut queue = Queue::new();
+        let mut queue = Queue::default();
         assert_eq!(begin(&mut queue, 1, 100), None);
         queue.add_credit(posted(&[5, 6, 5])).unwrap();
         queue.add_credit(posted(&[7])).unwrap();
@@ -294,7 +360,7 @@ mod tests {
 
     #[test]
     fn chunks_cover_a_message_once() {
-        let mut queue = Queue::new();
+        let mut queue = Queue::default();
         queue.add_credit(posted(&[0])).unwrap();
         let (request, slot) = begin(&mut queue, 0, 300_000).unwrap();
         assert_eq!(queue.waiting(), 2);
@@ -318,8 +384,41 @@ mod tests {
     }
 
     #[test]
+    fn early_messages_take_the_first_receives_that_fit() {
+        let mut queue = Queue::default();
+        assert!(queue.may_go_early(8));
+        assert_eq!([5, 7, 5].map(|tag| queue.begin_early(tag, 8)), [(0, 0), (1, 0), (2, 0)]);
+        queue.add_credit(posted(&[5, 6])).unwrap();
+        assert_eq!(queue.early(), 2);
+        assert!(!queue.may_go_early(8), "a receive is known");
+        assert_eq!(begin(&mut queue, 5, 8), None, "that place is taken");
+        queue.add_credit(posted(&[1])).unwrap();
+        queue.add_credit(posted(&[2])).unwrap();
+        queue.add_credit(posted(&[3])).unwrap();
+        assert_eq!(begin(&mut queue, 6, 8), Some((3, 1)));
+        assert_eq!((queue.early(), begin(&mut queue, 0, 8)), (0, Some((4, 4))));
+        assert_eq!(queue.begin_early(0, 8).1, 5);
+        assert!([0, 1, 2].map(|request| queue.finish(request)) == [const { Ok(Some(8)) }; 3]);
+    }
+
+    #[test]
+    fn early_messages_are_few_and_must_fit() {
+        let mut queue = Queue::default();
+        assert!(queue.may_go_early(MOST_EARLY_BYTES) && !queue.may_go_early(MOST_EARLY_BYTES + 1));
+        for _ in 0..MOST_EARLY {
+            assert!(queue.may_go_early(8));
+            queue.begin_early(0, 8);
+        }
+        assert!(!queue.may_go_early(8));
+        queue.add_credit(vec![Posted { tag: 0, capacity: 8 }]).unwrap();
+        assert!(queue.may_go_early(8) && queue.misfit().is_none());
+        queue.add_credit(vec![Posted { tag: 0, capacity: 7 }]).unwrap();
+        assert_eq!(queue.misfit(), Some(Misfit { bytes: 8, capacity: 7 }));
+    }
+
+    #[test]
     fn requests_end_in_any_order_and_room_is_bounded() {
-        let mut queue = Queue::new();
+        let mut queue = Queue::default();
         for _ in 0..MOST_REQUESTS {
             queue.add_credit(posted(&[0])).unwrap();
         }
@@ -339,7 +438,7 @@ mod tests {
 
     #[test]
     fn what_was_not_sent_cannot_have_arrived() {
-        let mut queue = Queue::new();
+        let mut queue = Queue::default();
         queue.add_credit(posted(&[0])).unwrap();
         let (_, slot) = begin(&mut queue, 0, 1 << 20).unwrap();
         assert!(queue.done(slot).is_err());

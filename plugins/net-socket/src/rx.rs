@@ -10,13 +10,14 @@
 //!    was read from it. What it brought of an unfinished chunk does not count; the sender sends that chunk
 //!    again on another socket.
 //! 4. A receive is over when every byte came once, so no socket can write into its memory any more.
-//! 5. While messages come inside records, credits wait: they are told together when the sender may have used
-//!    half of those that it knows, so that a small message costs one call of the kernel at each end.
+//! 5. While messages come inside records, credits wait, so that a small message costs one call of the kernel
+//!    at each end: they are told together when the sender may have used half of those that it knows, or, once
+//!    many came so, when several wait. A sender that needs one says so, and is told of all at once.
 //! 6. When the connection has failed, no lane has a socket before the host hears of it: its memory is its own
 //!    again.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
@@ -41,6 +42,11 @@ use crate::shared::Shared;
 use crate::stream::Outgoing;
 use crate::table::Table;
 
+/// Credits that wait at most while messages come inside records.
+const MOST_UNTOLD: usize = 8;
+/// After so many messages inside records one after the other the next are expected to come so too.
+pub(crate) const HABIT: u32 = 16;
+
 /// The receiving end of a connection.
 pub(crate) struct RxConn {
     me: Weak<RxConn>,
@@ -50,8 +56,8 @@ pub(crate) struct RxConn {
     listening: Arc<Listening>,
     control: Mutex<Control>,
     table: Mutex<Table>,
-    /// The last message came inside a record.
-    comes_inline: AtomicBool,
+    /// Messages that came inside records since the last other one.
+    came_inline: AtomicU32,
     pipes: Vec<RxPipe>,
     /// Something may have come to the control socket.
     readable: Arc<Flag>,
@@ -69,7 +75,7 @@ impl RxConn {
             listening,
             control: Mutex::new(Control::new()),
             table: Mutex::default(),
-            comes_inline: AtomicBool::new(false),
+            came_inline: AtomicU32::new(0),
             pipes: (0..pipes).map(|_| RxPipe::new()).collect(),
             readable: Arc::default(),
             seen: AtomicU64::new(0),
@@ -163,8 +169,12 @@ impl RxConn {
     pub unsafe fn irecv(&self, segments: &[Segment]) -> Result<Option<u64>> {
         self.check()?;
         let mut control = lock(&self.control);
-        let posted = lock(&self.table).post(segments);
-        let Some((request, segments)) = posted else { return Ok(None) };
+        let mut table = lock(&self.table);
+        let Some((request, segments)) = table.post(segments) else { return Ok(None) };
+        while let Some((slot, data)) = table.take_early() {
+            self.put(&mut table, slot, &data).map_err(Error::internal)?;
+        }
+        drop(table);
         control.push_later(&Record::Credit { segments });
         let trouble = self.tell_credits(&mut control);
         drop(control);
@@ -175,8 +185,15 @@ impl RxConn {
     /// Tells the sender of receives that it does not know, if it is time.
     fn tell_credits(&self, control: &mut Control) -> std::result::Result<(), Trouble> {
         let waiting = control.waiting();
-        let may_wait = self.comes_inline.load(Ordering::Relaxed) && 2 * waiting < lock(&self.table).open();
-        if waiting == 0 || may_wait { Ok(()) } else { control.flush() }
+        if waiting == 0 {
+            return Ok(());
+        }
+        let came_inline = self.came_inline.load(Ordering::Relaxed);
+        let table = lock(&self.table);
+        let has_many = came_inline > 0 && 2 * waiting < table.open();
+        let is_needless = came_inline >= HABIT || !table.is_open(waiting);
+        drop(table);
+        if has_many || waiting < MOST_UNTOLD && is_needless { Ok(()) } else { control.flush() }
     }
 
     /// Tells whether a request is over, and gives its sizes.
@@ -251,15 +268,23 @@ impl RxConn {
     fn take(&self, record: Record<'_>, out: &mut Outgoing) -> std::result::Result<(), String> {
         match record {
             // Confirmed all the same, so that the sender can leave.
-            Record::Inline { .. } | Record::TooLong { .. } if self.link.is_dead() => Ok(()),
+            Record::Inline { .. } | Record::TooLong { .. } | Record::Early { .. } if self.link.is_dead() => {
+                Ok(())
+            }
             Record::Inline { slot, data } => {
+                self.count_inline();
+                self.put(&mut lock(&self.table), slot, data)
+            }
+            Record::Early { known, tag, data } => {
+                self.count_inline();
                 let mut table = lock(&self.table);
-                let addr = table.whole(slot, data.len() as u64)?;
-                self.comes_inline.store(true, Ordering::Relaxed);
-                // SAFETY: `whole` has checked that a posted segment at `addr` has room for the bytes; the
-                // host leaves it alone until it has asked the table, which is locked. The record lies in
-                // memory of our own.
-                unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), addr as *mut u8, data.len()) };
+                match table.early_slot(known, tag) {
+                    Some(slot) => self.put(&mut table, slot, data),
+                    None => table.keep_early(known, tag, data),
+                }
+            }
+            Record::Want => {
+                self.came_inline.store(0, Ordering::Relaxed);
                 Ok(())
             }
             Record::PipeDown { pipe, generation } => {
@@ -271,17 +296,32 @@ impl RxConn {
             }
             Record::TooLong { slot, bytes } => {
                 let capacity = lock(&self.table).capacity(slot).ok_or("a receive that is not posted")?;
-                let text = format!(
-                    "a send of {bytes} bytes meets a receive of {capacity}: sizes of sends and receives must \
-                     agree"
-                );
-                self.link.fail(Error::new(ErrorKind::InvalidUsage, text));
+                self.link.fail(too_long(bytes, capacity));
                 Ok(())
             }
             // Handled by the stream.
             Record::Confirm { .. } | Record::Bye => Ok(()),
             other => Err(format!("a sender does not say {other:?}")),
         }
+    }
+
+    fn count_inline(&self) {
+        let came = self.came_inline.load(Ordering::Relaxed);
+        self.came_inline.store(came.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// Copies a whole message to its receive.
+    fn put(&self, table: &mut Table, slot: u64, data: &[u8]) -> std::result::Result<(), String> {
+        let bytes = data.len() as u64;
+        if let Some(capacity) = table.capacity(slot).filter(|&capacity| capacity < bytes) {
+            self.link.fail(too_long(bytes, capacity));
+            return Ok(());
+        }
+        let addr = table.whole(slot, bytes)?;
+        // SAFETY: `whole` has checked that a posted segment at `addr` has room for the bytes; the host leaves
+        // it alone until it has asked the table, which is locked. The data lies in memory of our own.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), addr as *mut u8, data.len()) };
+        Ok(())
     }
 
     fn handle(&self, trouble: std::result::Result<(), Trouble>) {
@@ -343,7 +383,7 @@ impl RxConn {
         if complete.is_empty() {
             return;
         }
-        self.comes_inline.store(false, Ordering::Relaxed);
+        self.came_inline.store(0, Ordering::Relaxed);
         let mut control = lock(&self.control);
         for &slot in complete {
             control.push(&Record::Done { slot });
@@ -378,6 +418,14 @@ impl RxConn {
         };
         self.link.fail(Error::remote(text));
     }
+}
+
+/// The error of both ends when a send is longer than its receive.
+pub(crate) fn too_long(bytes: u64, capacity: u64) -> Error {
+    let text = format!(
+        "a send of {bytes} bytes meets a receive of {capacity}: sizes of sends and receives must agree"
+    );
+    Error::new(ErrorKind::InvalidUsage, text)
 }
 
 impl Drop for RxConn {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) static CHUNKS: AtomicU64 = AtomicU64::new(0);
 pub(crate) static CHUNK_BYTES: AtomicU64 = AtomicU64::new(0);
+pub(crate) static EARLY: AtomicU64 = AtomicU64::new(0);
 pub(crate) static INLINE: AtomicU64 = AtomicU64::new(0);
 pub(crate) static REPEATED: AtomicU64 = AtomicU64::new(0);
 pub(crate) static LOST: AtomicU64 = AtomicU64::new(0);
@@ -20,6 +21,8 @@ pub struct Stats {
     pub chunk_bytes: u64,
     /// Messages that travelled in control connections.
     pub inline: u64,
+    /// Those of them that went before their receive was known.
+    pub early: u64,
     /// Chunks that were sent again because their socket was lost.
     pub repeated: u64,
     /// Sockets that were lost.
@@ -38,6 +41,7 @@ pub fn stats() -> Stats {
         chunks: read(&CHUNKS),
         chunk_bytes: read(&CHUNK_BYTES),
         inline: read(&INLINE),
+        early: read(&EARLY),
         repeated: read(&REPEATED),
         lost: read(&LOST),
         redialled: read(&REDIALLED),

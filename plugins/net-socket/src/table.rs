@@ -4,12 +4,15 @@
 //! 2. A message comes either inside one record or as chunks, never both. Each byte comes once: the sender
 //!    only repeats what this end has said not to have (see `rx`).
 //! 3. A receive is over when all of its segments are.
+//! 4. An early message goes to the oldest receive that fits from the slot on that its sender did not know;
+//!    until one is posted it is kept here (see `queue`).
 
 use std::collections::VecDeque;
 
 use hawser_plugin::net::{MAX_REQUESTS, Segment};
 
 use crate::frame::{ChunkHeader, Posted};
+use crate::queue::{MOST_EARLY, MOST_EARLY_BYTES};
 
 /// Receives that the host may hold. One is over before its successor is posted, so a few more than in flight.
 const MOST_RECEIVES: usize = 2 * MAX_REQUESTS;
@@ -18,6 +21,7 @@ const MOST_RECEIVES: usize = 2 * MAX_REQUESTS;
 struct Slot {
     addr: u64,
     capacity: u64,
+    tag: i32,
     /// Known with the first chunk.
     total: Option<u64>,
     arrived: u64,
@@ -34,6 +38,24 @@ struct Receive {
     told: bool,
 }
 
+impl Receive {
+    /// The slot that an early message with this tag goes to.
+    fn find(&self, tag: i32) -> Option<u64> {
+        let is_free = |slot: &Slot| !slot.is_over && slot.total.is_none();
+        let fits = |slot: &&Slot| is_free(slot) && (self.slots.len() == 1 || slot.tag == tag);
+        let slot = self.slots.iter().position(|slot| fits(&slot))?;
+        Some(self.first_slot + slot as u64)
+    }
+}
+
+/// A message for which no receive was posted when it came.
+#[derive(Debug)]
+struct Early {
+    known: u64,
+    tag: i32,
+    data: Vec<u8>,
+}
+
 /// The posted receives of a connection.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
@@ -43,6 +65,7 @@ pub(crate) struct Table {
     receives: VecDeque<Receive>,
     /// Slots that are not over.
     open: usize,
+    early: VecDeque<Early>,
 }
 
 impl Table {
@@ -54,6 +77,7 @@ impl Table {
         let slot = |segment: &Segment| Slot {
             addr: segment.addr,
             capacity: segment.bytes as u64,
+            tag: segment.tag,
             total: None,
             arrived: 0,
             is_over: false,
@@ -70,6 +94,37 @@ impl Table {
     /// Slots that wait for bytes.
     pub fn open(&self) -> usize {
         self.open
+    }
+
+    /// Tells whether one of the `last` receives that were posted waits for bytes.
+    pub fn is_open(&self, last: usize) -> bool {
+        self.receives.iter().rev().take(last).any(|receive| receive.left > 0)
+    }
+
+    /// The slot that an early message goes to now.
+    pub fn early_slot(&self, known: u64, tag: i32) -> Option<u64> {
+        let first = self.receives.partition_point(|receive| receive.first_slot < known);
+        self.receives.iter().skip(first).find_map(|receive| receive.find(tag))
+    }
+
+    /// Keeps an early message until its receive is posted.
+    ///
+    /// # Errors
+    /// The peer sends more early than it may.
+    pub fn keep_early(&mut self, known: u64, tag: i32, data: &[u8]) -> Result<(), String> {
+        let kept: usize = self.early.iter().map(|early| early.data.len()).sum();
+        if self.early.len() >= MOST_EARLY || kept + data.len() > MOST_EARLY_BYTES {
+            return Err(format!("more than {MOST_EARLY} messages before their receives"));
+        }
+        self.early.push_back(Early { known, tag, data: data.to_vec() });
+        Ok(())
+    }
+
+    /// The first early message that has a receive now, with its slot.
+    pub fn take_early(&mut self) -> Option<(u64, Vec<u8>)> {
+        let fit = |(at, early): (usize, &Early)| Some((at, self.early_slot(early.known, early.tag)?));
+        let (at, slot) = self.early.iter().enumerate().find_map(fit)?;
+        Some((slot, self.early.remove(at)?.data))
     }
 
     /// The address that a chunk goes to.
@@ -218,6 +273,24 @@ mod tests {
         assert_eq!(table.finish(next, &mut sizes[..1]), Ok(true));
         assert_eq!(table.finish(request, &mut sizes), Ok(true));
         assert_eq!(sizes, [10, 7, 0]);
+    }
+
+    #[test]
+    fn early_messages_wait_for_their_receive() {
+        let mut table = Table::default();
+        table.post(&[segment(0, 10, 4)]).unwrap();
+        assert_eq!(table.early_slot(1, 4), None, "that receive was known, and is for another message");
+        table.keep_early(1, 7, b"seven").unwrap();
+        assert_eq!(table.take_early(), None);
+        table.post(&[segment(100, 10, 6), segment(200, 10, 5)]).unwrap();
+        assert_eq!((table.take_early(), table.early_slot(1, 5)), (None, Some(2)));
+        table.post(&[segment(300, 10, 1)]).unwrap();
+        assert_eq!(table.take_early(), Some((3, b"seven".to_vec())));
+        assert_eq!((table.whole(3, 5), table.early_slot(1, 0)), (Ok(300), None));
+        assert!(table.is_open(2) && !table.is_open(1));
+        assert!(table.keep_early(9, 0, &[0; MOST_EARLY_BYTES + 1]).is_err());
+        (0..MOST_EARLY).for_each(|_| table.keep_early(9, 0, &[0]).unwrap());
+        assert!(table.keep_early(9, 0, &[0]).is_err());
     }
 
     #[test]

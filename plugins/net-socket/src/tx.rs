@@ -5,8 +5,8 @@
 //!
 //! 1. Locks are taken in the order control, lane, queue. Nothing is sent or received with the queue locked.
 //! 2. A message that is not longer than `inline` is copied into the control stream, which keeps it until the
-//!    receiver has understood it: the request is done at once. Longer ones are done when the receiver says
-//!    that it has all bytes.
+//!    receiver has understood it: the request is done at once. It may go before the receiver has said where
+//!    to. Longer ones wait for that, and are done when the receiver says that it has all bytes.
 //! 3. A data socket that is lost is settled before anything of it is sent again: the receiver closes its end,
 //!    then tells how many whole chunks it brought (`PipeFinal`). Chunks arrive in order on a socket, so
 //!    exactly the others go back into the queue. No byte is written twice, and nothing of the old socket can
@@ -16,13 +16,13 @@
 //! 5. When the connection has failed, no lane has a socket before the host hears of it: its memory is its own
 //!    again.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use hawser_oob::handle::ConnectInfo;
 use hawser_oob::interface::Interface;
 use hawser_plugin::net::Segment;
-use hawser_plugin::{Error, ErrorKind, Result};
+use hawser_plugin::{Error, Result};
 
 use crate::control::{Control, Loss, Trouble};
 use crate::fault::{self, Cut};
@@ -31,8 +31,9 @@ use crate::greeting::Socket;
 use crate::link::Link;
 use crate::outbound::Errand;
 use crate::pool::{Drive, Next, SHARE, lock};
-use crate::queue::{Queue, Target};
+use crate::queue::{MOST_EARLY, Misfit, Queue, Target};
 use crate::ready::Flag;
+use crate::rx::{HABIT, too_long};
 use crate::service::Member;
 use crate::shared::Shared;
 use crate::stats;
@@ -77,6 +78,10 @@ pub(crate) struct TxConn {
     pub(crate) is_up: AtomicBool,
     /// The host wanted to send and could not.
     is_starved: AtomicBool,
+    /// Messages inside records since the last other one.
+    sent_inline: AtomicU32,
+    /// The receiver was asked for what is posted, and has not answered.
+    is_asking: AtomicBool,
     /// Short messages wait for the next test.
     is_unsent: AtomicBool,
     /// Something may have come to the control socket.
@@ -96,13 +101,15 @@ impl TxConn {
             number,
             members,
             control: Mutex::new(Control::new()),
-            queue: Mutex::new(Queue::new()),
+            queue: Mutex::new(Queue::default()),
             waiting: AtomicUsize::new(0),
             pipes: (0..pipes).map(|_| TxPipe::new()).collect(),
             turn: AtomicUsize::new(0),
             paths: Mutex::new(Paths::new(info.addresses.clone())),
             is_up: AtomicBool::new(false),
             is_starved: AtomicBool::new(false),
+            sent_inline: AtomicU32::new(0),
+            is_asking: AtomicBool::new(false),
             is_unsent: AtomicBool::new(false),
             readable: Arc::default(),
             seen: AtomicU64::new(0),
@@ -128,27 +135,39 @@ impl TxConn {
     /// The segment is readable until the request is done or the connection has failed or is closed.
     pub unsafe fn isend(&self, segment: &Segment) -> Result<Option<u64>> {
         self.check()?;
+        let is_short = segment.bytes <= self.shared.settings.inline;
         let mut target = lock(&self.queue).target(segment.tag);
-        if target.is_none() {
+        if target.is_none() && !(is_short && self.may_go_early(segment.bytes, MOST_EARLY / 2)) {
             self.pump_readable();
             target = lock(&self.queue).target(segment.tag);
         }
         if self.link.has_left() {
             return self.give_up();
         }
-        let Some(target) = target.filter(|_| lock(&self.queue).has_room()) else {
+        let can_go = target.is_some() || is_short && self.may_go_early(segment.bytes, MOST_EARLY);
+        if !can_go || !lock(&self.queue).has_room() {
             self.check()?;
-            self.is_starved.store(true, Ordering::Relaxed);
+            self.starve();
             return Ok(None);
-        };
-        if segment.bytes as u64 > target.capacity {
+        }
+        if let Some(target) = target.filter(|target| segment.bytes as u64 > target.capacity) {
             return self.refuse(target.slot, segment.bytes as u64, target.capacity);
         }
-        if segment.bytes > self.shared.settings.inline {
-            let (request, is_alone) = self.begin(target, segment);
-            self.move_chunks(is_alone && segment.bytes <= DIRECT);
-            return Ok(Some(request));
-        }
+        let Some(target) = target.filter(|_| !is_short) else {
+            // SAFETY: the caller vouches for the segment.
+            return unsafe { self.send_inline(segment) };
+        };
+        self.sent_inline.store(0, Ordering::Relaxed);
+        let (request, is_alone) = self.begin(target, segment);
+        self.move_chunks(is_alone && segment.bytes <= DIRECT);
+        Ok(Some(request))
+    }
+
+    /// Sends a message inside a record, early if no receive is known for it.
+    ///
+    /// # Safety
+    /// The segment is readable.
+    unsafe fn send_inline(&self, segment: &Segment) -> Result<Option<u64>> {
         let mut control = lock(&self.control);
         if control.unconfirmed() > MOST_KEPT {
             self.pump_locked(control);
@@ -160,13 +179,30 @@ impl TxConn {
             // SAFETY: the caller vouches for the segment, which nobody writes now.
             unsafe { std::slice::from_raw_parts(segment.addr as *const u8, segment.bytes) }
         };
-        control.push(&Record::Inline { slot: target.slot, data });
-        stats::add(&stats::INLINE, 1);
-        let (request, is_alone) = {
-            let mut queue = lock(&self.queue);
-            let is_alone = queue.is_empty();
-            (queue.begin_done(target, segment.bytes), is_alone)
+        // No receive comes to be known while control is locked.
+        let mut queue = lock(&self.queue);
+        let is_alone = queue.is_empty();
+        let request = match queue.target(segment.tag) {
+            // Known only since the caller has looked; the next call says what is wrong.
+            Some(target) if target.capacity < segment.bytes as u64 => return Ok(None),
+            Some(target) => {
+                control.push(&Record::Inline { slot: target.slot, data });
+                queue.begin_done(target, segment.bytes)
+            }
+            None if queue.may_go_early(segment.bytes) => {
+                let (request, known) = queue.begin_early(segment.tag, segment.bytes);
+                control.push(&Record::Early { known, tag: segment.tag, data });
+                stats::add(&stats::EARLY, 1);
+                request
+            }
+            None => return Ok(None),
         };
+        self.check_fit(&queue);
+        drop(queue);
+        stats::add(&stats::INLINE, 1);
+        self.is_asking.store(false, Ordering::Relaxed);
+        let sent = self.sent_inline.load(Ordering::Relaxed);
+        self.sent_inline.store(sent.saturating_add(1), Ordering::Relaxed);
         // What follows an untested one waits for the test, and goes with all others that do.
         if !is_alone && control.unsent() < MOST_UNSENT {
             self.is_unsent.store(true, Ordering::Release);
@@ -174,6 +210,39 @@ impl TxConn {
         }
         self.send_short(control);
         Ok(Some(request))
+    }
+
+    /// Fails the connection if an early message does not fit the receive that it met, as the receiver does.
+    fn check_fit(&self, queue: &Queue) {
+        if let Some(Misfit { bytes, capacity }) = queue.misfit() {
+            self.link.fail(too_long(bytes, capacity));
+        }
+    }
+
+    /// Tells whether a message may go before a receive for it is known, with `most` of its kind in all.
+    fn may_go_early(&self, bytes: usize, most: usize) -> bool {
+        let queue = lock(&self.queue);
+        self.is_up() && queue.early() < most && queue.may_go_early(bytes)
+    }
+
+    /// The host wants to send, and no receive is known. The receiver says at once what is posted, unless it
+    /// expects short messages.
+    fn starve(&self) {
+        self.is_starved.store(true, Ordering::Relaxed);
+        if self.sent_inline.load(Ordering::Relaxed) >= HABIT {
+            self.ask();
+        }
+    }
+
+    /// Asks for all receives that are posted, once until the answer comes.
+    fn ask(&self) {
+        if !self.is_asking.swap(true, Ordering::Relaxed) {
+            let mut control = lock(&self.control);
+            control.push(&Record::Want);
+            let trouble = control.flush();
+            drop(control);
+            self.handle(trouble);
+        }
     }
 
     /// Sends what [`TxConn::isend`] left for the next test.
@@ -201,6 +270,7 @@ impl TxConn {
         let mut queue = lock(&self.queue);
         let is_alone = !queue.any_open();
         let request = queue.begin(target, segment.addr, segment.bytes, sockets, most);
+        self.check_fit(&queue);
         self.count(&queue);
         (request, is_alone)
     }
@@ -261,10 +331,7 @@ impl TxConn {
         let trouble = control.flush();
         drop(control);
         self.handle(trouble);
-        let text = format!(
-            "a send of {bytes} bytes meets a receive of {capacity}: sizes of sends and receives must agree"
-        );
-        self.link.fail(Error::new(ErrorKind::InvalidUsage, text));
+        self.link.fail(too_long(bytes, capacity));
         self.check()?;
         Err(Error::internal("the connection is closed"))
     }
@@ -361,7 +428,13 @@ impl TxConn {
     /// A record of the receiver. With control locked.
     fn take(&self, record: Record<'_>, _out: &mut Outgoing) -> std::result::Result<(), String> {
         match record {
-            Record::Credit { segments } => lock(&self.queue).add_credit(segments),
+            Record::Credit { segments } => {
+                self.is_asking.store(false, Ordering::Relaxed);
+                let mut queue = lock(&self.queue);
+                queue.add_credit(segments)?;
+                self.check_fit(&queue);
+                Ok(())
+            }
             Record::Done { slot } if self.link.is_dead() => {
                 let _ = slot;
                 Ok(())
@@ -451,6 +524,9 @@ impl Member for TxConn {
         let open = lock(&self.queue).any_open();
         let busy = open || starved;
         self.pump();
+        if starved && !self.link.is_dead() {
+            self.ask();
+        }
         let (trouble, down) = {
             let mut control = lock(&self.control);
             (control.look(busy), control.down_for())

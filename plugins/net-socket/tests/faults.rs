@@ -292,7 +292,7 @@ fn strangers_are_dropped_and_block_nobody() {
     let dial = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
     let mut silent: Vec<TcpStream> = (0..20).map(|_| dial()).collect();
     let mut half = dial();
-    half.write_all(b"HAWSsock\x04\x00").unwrap();
+    half.write_all(b"HAWSsock\x05\x00").unwrap();
     let mut talkative = dial();
     let _ = talkative.write_all(&pattern(1, 100_000));
     let mut end = [0];
@@ -302,7 +302,7 @@ fn strangers_are_dropped_and_block_nobody() {
     let mut forged = dial();
     let mut greeting = [0u8; 68];
     greeting[..8].copy_from_slice(b"HAWSsock");
-    greeting[8] = 4; // version; then 32 random bytes, listener, connection
+    greeting[8] = 5; // version; then 32 random bytes, listener, connection
     greeting[42..50].copy_from_slice(&handle[8..16]);
     greeting[58] = 1; // generation
     greeting[64] = 1; // data sockets

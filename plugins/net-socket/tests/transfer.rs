@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Buffer, Stream, connect, open, pattern, settings, until};
-use hawser_net_socket::Help;
+use hawser_net_socket::{Help, stats};
 use hawser_plugin::ErrorKind;
 use hawser_plugin::net::{MAX_RECVS, MAX_REQUESTS, NetContext, Segment};
 
@@ -190,6 +190,57 @@ fn a_send_longer_than_its_receive_fails_at_both_ends() {
         // SAFETY: as above.
         assert!(unsafe { sender.isend(&buffer.segment(0)) }.is_err());
     }
+}
+
+#[test]
+fn short_messages_go_before_their_receives() {
+    for threads in [0, 2] {
+        let settings = settings(threads, 2);
+        let (from, to) = (open(&settings), open(&settings));
+        let (mut sender, mut receiver) = connect(from.as_ref(), to.as_ref(), 0);
+        let early = stats().early;
+        let mut kept = Vec::new();
+        // A few go, then the sender has to wait for the receiver.
+        while kept.len() < 1000 {
+            let buffer = Buffer::at_sender(sender.as_mut(), pattern(kept.len(), 64));
+            // SAFETY: the buffer lives until the request is done.
+            let Some(request) = (unsafe { sender.isend(&buffer.segment(3)) }).unwrap() else { break };
+            until("the send", || sender.test(request).unwrap());
+            kept.push(buffer);
+        }
+        assert!(stats().early > early && (8..100).contains(&kept.len()), "{}", kept.len());
+        for number in 0..kept.len() {
+            let into = Buffer::at_receiver(receiver.as_mut(), vec![0; 100]);
+            // SAFETY: as above.
+            let request = unsafe { receiver.irecv(&[into.segment(3)], false) }.unwrap().unwrap();
+            let mut got = [0];
+            until("the message", || receiver.test(request, &mut got).unwrap().then_some(()));
+            assert!(got == [64] && into.bytes[..64] == pattern(number, 64));
+        }
+        // Short ones until the receiver is used to them, one at a time; then long ones between them.
+        let sizes = (0..200).map(|n| if n > 60 && n % 7 < 2 { 300_000 } else { n }).collect();
+        Stream::new(sizes, 1, 5).finish(sender.as_mut(), receiver.as_mut());
+    }
+}
+
+#[test]
+fn an_early_message_longer_than_its_receive_fails_at_both_ends() {
+    let settings = settings(1, 1);
+    let (from, to) = (open(&settings), open(&settings));
+    let (mut sender, mut receiver) = connect(from.as_ref(), to.as_ref(), 0);
+    let buffer = Buffer::at_sender(sender.as_mut(), vec![1; 101]);
+    // SAFETY: the buffer lives until the connection is gone.
+    until("an early send", || unsafe { sender.isend(&buffer.segment(0)) }.unwrap());
+    let into = Buffer::at_receiver(receiver.as_mut(), vec![0; 100]);
+    // SAFETY: as above.
+    let request = unsafe { receiver.irecv(&[into.segment(0)], false) }.unwrap().unwrap();
+    let error = until("the refusal", || receiver.test(request, &mut [0]).err());
+    assert_eq!(error.kind, ErrorKind::InvalidUsage);
+    assert!(into.bytes.iter().all(|&byte| byte == 0));
+    // SAFETY: as above.
+    let error = until("the refusal", || unsafe { sender.isend(&buffer.segment(0)) }.err());
+    assert_eq!(error.kind, ErrorKind::InvalidUsage);
+    assert!(error.text.contains("101") && error.text.contains("100"), "{error}");
 }
 
 #[test]

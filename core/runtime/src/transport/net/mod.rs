@@ -299,7 +299,7 @@ impl Net {
             let names: Vec<&str> = chosen.nics.properties.iter().map(|p| p.name.as_str()).collect();
             let memory = if in_device { "GPU memory" } else { "host memory" };
             let checksums = if has_checksums { ", with checksums" } else { "" };
-            format!("net {} on {} from {memory}{checksums}", chosen.name, names.join(", "))
+            format!("Using network {} on {} from {memory}{checksums}", chosen.name, names.join(", "))
         });
         let flows = Flows {
             max_peers: layout.ranks as i32 - 1,
