@@ -30,7 +30,9 @@ use crate::classes;
 /// The longest pause between two sweeps where launches may come unannounced.
 const LONGEST_PAUSE: Duration = Duration::from_micros(200);
 /// The longest pause where all launches are announced.
-const LONGEST_REST: Duration = Duration::from_millis(5);
+const LONGEST_REST: Duration = Duration::from_millis(10);
+/// The longest pause while others move everything that there is: they wake the proxy for what they leave.
+const HELPED: Duration = Duration::from_millis(20);
 /// The longest pause when there is nothing to look at.
 const IDLE: Duration = Duration::from_millis(100);
 
@@ -165,7 +167,7 @@ impl Shared {
                 backoff.reset();
             }
             if swept.looked_at == 0 {
-                let pause = if swept.tasks == 0 { IDLE } else { LONGEST_REST };
+                let pause = if swept.tasks == 0 { IDLE } else { HELPED };
                 std::thread::park_timeout(if swept.are_held { classes::PAUSE } else { pause });
             } else if !swept.has_moved
                 && let Some(pause) = backoff.pause()

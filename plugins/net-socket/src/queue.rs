@@ -24,9 +24,10 @@ const MOST_CREDITS: usize = 64 * MOST_REQUESTS;
 const GRAIN: usize = 4096;
 /// A message is not cut smaller than this.
 const LEAST_CHUNK: usize = 64 << 10;
-/// Early messages without a receive that the receiver keeps, and their bytes.
+/// Early messages without a receive that the receiver keeps.
 pub(crate) const MOST_EARLY: usize = 16;
-pub(crate) const MOST_EARLY_BYTES: usize = 256 << 10;
+/// The longest early message: to copy a longer one twice takes as long as to wait for its receive.
+pub(crate) const LONGEST_EARLY: usize = 8 << 10;
 
 /// A piece of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -165,8 +166,7 @@ impl Queue {
 
     /// Tells whether a message of so many bytes may go before a receive for it is known.
     pub fn may_go_early(&self, bytes: usize) -> bool {
-        let kept: usize = self.early.iter().map(|early| early.bytes).sum();
-        self.credits.is_empty() && self.early.len() < MOST_EARLY && kept + bytes <= MOST_EARLY_BYTES
+        self.credits.is_empty() && self.early.len() < MOST_EARLY && bytes <= LONGEST_EARLY
     }
 
     /// Begins an early message, which is safe already. Returns its request and the first slot that it may
@@ -404,7 +404,7 @@ mod tests {
     #[test]
     fn early_messages_are_few_and_must_fit() {
         let mut queue = Queue::default();
-        assert!(queue.may_go_early(MOST_EARLY_BYTES) && !queue.may_go_early(MOST_EARLY_BYTES + 1));
+        assert!(queue.may_go_early(LONGEST_EARLY) && !queue.may_go_early(LONGEST_EARLY + 1));
         for _ in 0..MOST_EARLY {
             assert!(queue.may_go_early(8));
             queue.begin_early(0, 8);

@@ -35,6 +35,7 @@ use crate::greeting::{Answer, Hello, Refusal, Socket, Welcome};
 use crate::inbound::Listening;
 use crate::link::Link;
 use crate::pool::{Drive, Next, SHARE, lock};
+use crate::queue::LONGEST_EARLY;
 use crate::ready::Flag;
 use crate::rx_pipe::{Driven, Final, Joined, RxPipe};
 use crate::service::Member;
@@ -272,11 +273,11 @@ impl RxConn {
                 Ok(())
             }
             Record::Inline { slot, data } => {
-                self.count_inline();
+                self.count_inline(data.len());
                 self.put(&mut lock(&self.table), slot, data)
             }
             Record::Early { known, tag, data } => {
-                self.count_inline();
+                self.count_inline(data.len());
                 let mut table = lock(&self.table);
                 match table.early_slot(known, tag) {
                     Some(slot) => self.put(&mut table, slot, data),
@@ -305,8 +306,9 @@ impl RxConn {
         }
     }
 
-    fn count_inline(&self) {
-        let came = self.came_inline.load(Ordering::Relaxed);
+    /// Counts a message that came inside a record; of long ones the next has to wait for its credit.
+    fn count_inline(&self, bytes: usize) {
+        let came = if bytes > LONGEST_EARLY { 0 } else { self.came_inline.load(Ordering::Relaxed) };
         self.came_inline.store(came.saturating_add(1), Ordering::Relaxed);
     }
 

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use hawser_plugin::net::{MAX_REQUESTS, Segment};
 
 use crate::frame::{ChunkHeader, Posted};
-use crate::queue::{MOST_EARLY, MOST_EARLY_BYTES};
+use crate::queue::{LONGEST_EARLY, MOST_EARLY};
 
 /// Receives that the host may hold. One is over before its successor is posted, so a few more than in flight.
 const MOST_RECEIVES: usize = 2 * MAX_REQUESTS;
@@ -112,9 +112,9 @@ impl Table {
     /// # Errors
     /// The peer sends more early than it may.
     pub fn keep_early(&mut self, known: u64, tag: i32, data: &[u8]) -> Result<(), String> {
-        let kept: usize = self.early.iter().map(|early| early.data.len()).sum();
-        if self.early.len() >= MOST_EARLY || kept + data.len() > MOST_EARLY_BYTES {
-            return Err(format!("more than {MOST_EARLY} messages before their receives"));
+        let (before, bytes) = (self.early.len(), data.len());
+        if before >= MOST_EARLY || bytes > LONGEST_EARLY {
+            return Err(format!("{bytes} bytes before their receive, after {before} other messages"));
         }
         self.early.push_back(Early { known, tag, data: data.to_vec() });
         Ok(())
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(table.take_early(), Some((3, b"seven".to_vec())));
         assert_eq!((table.whole(3, 5), table.early_slot(1, 0)), (Ok(300), None));
         assert!(table.is_open(2) && !table.is_open(1));
-        assert!(table.keep_early(9, 0, &[0; MOST_EARLY_BYTES + 1]).is_err());
+        assert!(table.keep_early(9, 0, &[0; LONGEST_EARLY + 1]).is_err());
         (0..MOST_EARLY).for_each(|_| table.keep_early(9, 0, &[0]).unwrap());
         assert!(table.keep_early(9, 0, &[0]).is_err());
     }

@@ -31,7 +31,7 @@ use crate::greeting::Socket;
 use crate::link::Link;
 use crate::outbound::Errand;
 use crate::pool::{Drive, Next, SHARE, lock};
-use crate::queue::{MOST_EARLY, Misfit, Queue, Target};
+use crate::queue::{LONGEST_EARLY, MOST_EARLY, Misfit, Queue, Target};
 use crate::ready::Flag;
 use crate::rx::{HABIT, too_long};
 use crate::service::Member;
@@ -201,7 +201,8 @@ impl TxConn {
         drop(queue);
         stats::add(&stats::INLINE, 1);
         self.is_asking.store(false, Ordering::Relaxed);
-        let sent = self.sent_inline.load(Ordering::Relaxed);
+        let is_long = segment.bytes > LONGEST_EARLY;
+        let sent = if is_long { 0 } else { self.sent_inline.load(Ordering::Relaxed) };
         self.sent_inline.store(sent.saturating_add(1), Ordering::Relaxed);
         // What follows an untested one waits for the test, and goes with all others that do.
         if !is_alone && control.unsent() < MOST_UNSENT {

@@ -27,7 +27,7 @@ use crate::progress::journal::Journal;
 use crate::progress::operation;
 
 /// The longest pause between two looks: a rank that is seconds late costs next to nothing of a processor.
-const LONGEST_PAUSE: Duration = Duration::from_millis(2);
+const LONGEST_PAUSE: Duration = Duration::from_millis(8);
 
 /// A wait is noted in the journal every so many looks, first after half as many.
 const LOOKS: u32 = 256;
