@@ -110,6 +110,8 @@ int main(int argc, char **argv) {
     int gpus = 0, ranks = argc > 1 ? std::atoi(argv[1]) : 2;
     // Streams of several ranks wait here; none may stand behind another one in a hardware queue.
     setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+    // Kernels are loaded now: to load one later may wait for a stream that waits for a partition.
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
     CUDA(cudaGetDeviceCount(&gpus));
     if (ranks > gpus) setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
     ncclUniqueId id;

@@ -106,14 +106,14 @@ class TorchLayer:
     def _device(self, place):
         return f"cuda:{place % self.gpus}"
 
-    def reserve(self, place, stream):
+    def reserve(self, place, stream, large=16 << 30):
         """Memory that later tensors of the stream are made of: with peer access between the GPUs of a
         process, cudaMalloc may wait for all of them, and so for calls that other threads have not made
         yet."""
         with self.on(stream):
             device = self._device(place)
             small = [self.torch.empty(1 << 19, dtype=self.torch.uint8, device=device) for _ in range(512)]
-            large = self.torch.empty(16 << 30, dtype=self.torch.uint8, device=device)
+            large = self.torch.empty(large, dtype=self.torch.uint8, device=device)
             del small, large
 
     def filled(self, place, n, value):

@@ -97,6 +97,10 @@ class Partitioned:
     def finish(self, stream):
         self.call("Finish", self.handle, P(stream))
 
+    def words(self):
+        """From the next round on streams wait for words, as where kernels mark partitions."""
+        self.call("Words", self.handle, ctypes.create_string_buffer(64))
+
     def free(self):
         self.call("Free", self.handle)
 
@@ -133,10 +137,14 @@ class Trial:
     def of_rank(self, rank):
         try:
             self.layer.use(rank)
+            streams = [self.layer.stream(rank) for _ in range(3)]
+            # The first, and the only one, on which memory is taken.
+            if not self.layer.on_host:
+                self.layer.reserve(rank, streams[0], 1 << 30)
             for collective in BLOCKS:
                 for counts in COUNTS:
                     self.watchdog.step(lambda: f"{collective} in {counts}")
-                    RankTrial(self, rank, collective, counts).run()
+                    RankTrial(self, rank, collective, counts, streams).run()
             if self.options.gemm and not self.layer.on_host:
                 self.watchdog.step(lambda: "GEMM and reduce-scatter")
                 self.times |= Gemm(self, rank).run()
@@ -150,13 +158,13 @@ class Trial:
 class RankTrial:
     """The rounds of one rank with one partitioned collective."""
 
-    def __init__(self, trial, rank, collective, counts):
+    def __init__(self, trial, rank, collective, counts, streams):
         self.trial, self.layer, self.rank, self.ranks = trial, trial.layer, rank, trial.ranks
         self.collective, self.counts, self.count = collective, counts, sum(counts)
         self.random = random.Random(f"{rank} {collective} {counts}")
         many_in, many_out = BLOCKS[collective]
         self.blocks_in, self.blocks_out = (self.ranks if many else 1 for many in (many_in, many_out))
-        self.main, self.producer, self.consumer = (self.layer.stream(rank) for _ in range(3))
+        self.main, self.producer, self.consumer = streams
         with self.layer.on(self.main):
             self.source = self.layer.filled(rank, 4 * self.count * self.blocks_in, 0)
             self.input = self.layer.filled(rank, 4 * self.count * self.blocks_in, GARBAGE)
@@ -171,6 +179,8 @@ class RankTrial:
 
     def run(self):
         for number in range(ROUNDS):
+            if number == ROUNDS // 2:
+                self.partitioned.words()
             self.fill_source(number)
             self.round()
             self.check(number, f"round {number}")
@@ -185,6 +195,7 @@ class RankTrial:
         self.partitioned.free()
 
     def round(self):
+        """A round on three streams: marked by the host, the last ones of a trial by words."""
         handle = self.layer.handle
         with self.layer.on(self.main):
             self.input[:] = GARBAGE
@@ -282,7 +293,8 @@ class RankTrial:
         want = self.expected(number)
         if want is None:
             return
-        wrong = self.layer.number((self.got != self.layer.upload(self.rank, want.tobytes())).sum())
+        with self.layer.on(self.main):
+            wrong = self.layer.number((self.got != self.layer.upload(self.rank, want.tobytes())).sum())
         if wrong:
             text = f"{self.collective} in {self.counts}, rank {self.rank}, {what}: {wrong} bytes are wrong"
             self.trial.wrong.append(text)

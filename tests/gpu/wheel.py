@@ -11,6 +11,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import venv
@@ -25,6 +26,10 @@ def main():
         home = pathlib.Path(folder, "venv")
         # PyTorch is that of the Python that runs this.
         venv.create(home, with_pip=True, system_site_packages=True, symlinks=True)
+        if sys.prefix != sys.base_prefix:
+            # That one is an environment itself, and "system" would be the Python behind it.
+            [packages] = home.glob("lib/python3*/site-packages")
+            (packages / "outer.pth").write_text(sysconfig.get_path("purelib"))
         job = Job(home)
         before = files(home)
         ok = job.step("pip install", "pip", "install", "--quiet", "--no-index", str(wheel))

@@ -142,6 +142,7 @@ ncclResult_t hawserPartitionedFinish(hawserPartitioned_t partitioned, cudaStream
 /* Between rounds, on all ranks, when the last one is over: from now on partitions go in the order in which they were ready, on whichever
  * rank was last. Those that kernels marked, and those of a captured round, keep their places. order: room for all partitions, or NULL. */
 ncclResult_t hawserPartitionedLearn(hawserPartitioned_t partitioned, unsigned int *order);
+/* From the next round on kernels may mark partitions, and streams wait for these words instead of the host's calls. */
 ncclResult_t hawserPartitionedWords(hawserPartitioned_t partitioned, hawserPartitionedWords_t *words);
 ncclResult_t hawserPartitionedFree(hawserPartitioned_t partitioned);
 

@@ -481,3 +481,41 @@ fn programs_of_users_compete_by_cost() {
     assert_eq!((choice.key.algorithm, choice.route), (Algorithm::Imported(mine), Route::SIMPLE));
     assert_ne!(config.digest(), PlanConfig::default().digest());
 }
+
+/// The sentence calls nothing the fastest that a listed candidate beats; then it names that and says why.
+#[test]
+fn the_sentence_never_calls_fastest_what_a_candidate_beats() {
+    let (mut beaten, mut fastest) = (0, 0);
+    for (device, link) in [(GPU, Link::NvLink), (GPU, Link::Pcie), (DeviceKind::Host, Link::HostMemory)] {
+        for (ranks, hosts) in [(2, 1), (8, 1), (32, 4), (16, 16), (24, 3)] {
+            let topology = Topology::of_hosts(ranks, ranks / hosts, device, link);
+            for collective in Collective::ALL {
+                for count in [1, 256, 4096, 1 << 20] {
+                    let choice = pick(collective, count, &topology, &PlanConfig::default());
+                    let text = choice.why.to_string();
+                    let quickest = choice.why.candidates.iter().min_by(|a, b| {
+                        let [a, b] = [a, b].map(|c| c.us().unwrap_or(f32::INFINITY));
+                        a.total_cmp(&b)
+                    });
+                    let Some(quickest) = quickest.filter(|c| c.us().is_some()) else { continue };
+                    let decided = text.lines().find(|line| line.contains("decided:")).unwrap();
+                    if quickest.us() < Some(choice.predicted_us) {
+                        beaten += 1;
+                        assert!(!decided.contains("is predicted fastest:"), "{text}");
+                        assert!(decided.contains(quickest.algorithm.name()), "{text}");
+                        assert!(
+                            ["was not, and runs only if", "is held back"]
+                                .iter()
+                                .any(|why| decided.contains(why)),
+                            "{text}"
+                        );
+                    } else {
+                        fastest += 1;
+                        assert!(decided.contains("is predicted fastest:"), "{text}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(beaten > 20 && fastest > 100, "{beaten} and {fastest}");
+}

@@ -9,7 +9,7 @@ use crate::frame::{ChunkHeader, Posted};
 use crate::queue::Queue;
 use crate::table::Table;
 
-/// What is on its way to the receiver on the control connection.
+/// A message on its way to the receiver on the control connection.
 enum Sent {
     Inline { slot: u64, number: u8 },
     Early { known: u64, tag: i32, number: u8 },

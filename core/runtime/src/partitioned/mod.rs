@@ -81,7 +81,7 @@ trait Carrier: Send + Sync {
     /// True if a partition has arrived. Does not wait.
     fn has_arrived(&self, partition: usize) -> Result<bool>;
 
-    /// The words of the partitions.
+    /// The words of the partitions, which kernels may use from the next round on.
     fn words(&self) -> Words;
 
     /// The times at which the partitions of the last round were ready, where that is known. Does not wait.
@@ -199,11 +199,18 @@ impl Partitioned {
     /// host device the call waits.
     ///
     /// # Errors
-    /// `InvalidUsage`: no round has begun; on the host device why a partition does not come. The round is
-    /// over in any case.
+    /// `InvalidUsage`: no round has begun, or, on GPUs, a partition is not ready that no kernel can mark
+    /// (the communicator is aborted then, since others wait for it); on the host device why a partition does
+    /// not come. The round is over in any case.
     pub fn finish(&self, stream: Stream) -> Result<()> {
         drop(self.in_round()?);
-        let finished = self.carrier.finish(stream);
+        let finished = self.carrier.finish(stream).map_err(|error| match error.kind {
+            ErrorKind::InvalidUsage => {
+                let _ = self.child.abort();
+                error.on_rank(self.child.rank(), "partitioned collective")
+            }
+            _ => error,
+        });
         self.round.lock().unwrap_or_else(PoisonError::into_inner).is_open = false;
         finished
     }
@@ -245,7 +252,8 @@ impl Partitioned {
         Ok(order)
     }
 
-    /// The words by which kernels mark partitions, and see them arrive.
+    /// The words by which kernels mark partitions, and see them arrive. From the next round on, streams wait
+    /// for these words instead of the calls of the host.
     pub fn words(&self) -> Words {
         self.carrier.words()
     }

@@ -1,25 +1,30 @@
-//! Partitions on GPUs: a stream waits for the word of each partition, carries the partition and writes the
-//! word that says that it has arrived. The host waits for nothing.
+//! Partitions on GPUs: a stream of the collective's own carries each partition, and writes the word that says
+//! that it has arrived. The host waits for nothing.
 //!
-//! While a stream waits, the driver may refuse to load a kernel or to map memory until it goes on, and it
-//! goes on only when the program has said that a partition is ready. So everything that rounds need is made
-//! before the first one: each partition is rehearsed when the collective is made.
+//! * **Marked by the host.** `ready` puts the partitions on the stream whose turn it is, behind events of the
+//!   streams that filled them. So no stream waits for what nobody has put on a stream yet.
+//! * **Marked by kernels**, once the program has asked for the words, and in rounds that are captured: the
+//!   whole round is put on the stream at its start, and the stream waits for the word of each partition.
+//!   While it waits, the driver may refuse to load a kernel or to map memory until it goes on, and it goes on
+//!   only when a partition is marked. So everything that rounds need is made before the first one: each
+//!   partition is rehearsed when the collective is made.
 //!
 //! Every round begins with words of 0, written on the stream of the program. So rounds may be captured in
 //! graphs: no number of a round is in a launch.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use hawser_base::env;
-use hawser_base::error::Result;
+use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
 use hawser_base::wait::Wait;
-use hawser_device::{Device, Memory, MemoryOp, Moment, OwnedStream, Stream};
+use hawser_device::{Device, Event, Memory, MemoryOp, Moment, OwnedStream, Stream};
 
 use super::calls::{self, Range, carry_out};
 use super::lateness::Moments;
 use super::shape::{self, Shape};
-use super::{Carrier, Words};
+use super::{Carrier, Words, refuse_group};
 use crate::comm::Comm;
 
 /// Bytes of a word.
@@ -32,6 +37,9 @@ pub struct OnStreams {
     shape: Shape,
     order: Mutex<Vec<(usize, Range)>>,
     marks: Mutex<Marks>,
+    /// Kernels may mark partitions: the program has asked for the words.
+    are_words_used: AtomicBool,
+    round: Mutex<Round>,
     /// The stream that carries partitions: of the highest priority, so that partitions pass what computes.
     stream: OwnedStream,
     /// The words of what is ready, those of what has arrived, and as many zeros as both.
@@ -46,6 +54,25 @@ pub struct OnStreams {
 struct Marks {
     begun: Option<Moment>,
     ready: Vec<Option<Moment>>,
+}
+
+/// The round under way.
+struct Round {
+    /// The whole round is on the stream, which waits for the words.
+    waits_for_words: bool,
+    /// Partitions that are on the stream, in the order in which they go.
+    gone: usize,
+    partitions: Vec<Marked>,
+}
+
+/// A partition that the host marks.
+struct Marked {
+    /// Behind what fills it, once it is marked.
+    filled: Event,
+    /// Behind its arrival, once it is on the stream.
+    arrived: Event,
+    is_filled: bool,
+    is_gone: bool,
 }
 
 impl OnStreams {
@@ -63,8 +90,16 @@ impl OnStreams {
         };
         let scratch = device.alloc(order.iter().map(scratch).max().unwrap_or(0).max(1))?;
         let (order, scratch) = (Mutex::new(order), Mutex::new(Some(scratch)));
+        let events = device.needs_graphs()?;
+        let marked = |_| {
+            let (filled, arrived) = (events.event()?, events.event()?);
+            Ok(Marked { filled, arrived, is_filled: false, is_gone: false })
+        };
+        let partitions = shape.counts.iter().map(marked).collect::<Result<_>>()?;
+        let round = Mutex::new(Round { waits_for_words: false, gone: 0, partitions });
         let (child, shape, marks) = (child.clone(), shape.clone(), Mutex::default());
-        Ok(Self { child, device, shape, order, marks, stream, words, scratch })
+        let are_words_used = AtomicBool::new(false);
+        Ok(Self { child, device, shape, order, marks, are_words_used, round, stream, words, scratch })
     }
 
     fn ready_word(&self, partition: usize) -> u64 {
@@ -91,15 +126,37 @@ impl OnStreams {
         if is_captured { Ok(None) } else { self.device.moment(stream).map(Some) }
     }
 
-    /// Puts the partitions of a round on the stream of this collective.
-    fn put_partitions(&self) -> Result<()> {
-        let (own, options) = (self.stream.stream, self.shape.options.as_deref());
+    /// Puts all partitions of a round on the stream of this collective, each behind its word.
+    fn put_behind_words(&self) -> Result<()> {
         for (partition, range) in &lock(&self.order)?.clone() {
-            self.await_word(own, self.ready_word(*partition), self.shape.arrivals)?;
-            carry_out(&self.child, &self.shape.call, *range, options, own)?;
-            self.write(own, self.arrived_word(*partition), 1)?;
+            self.await_word(self.stream.stream, self.ready_word(*partition), self.shape.arrivals)?;
+            self.put(*partition, *range)?;
         }
         Ok(())
+    }
+
+    /// Puts the partitions on the stream that are marked and whose turn it is.
+    fn put_marked(&self, round: &mut Round) -> Result<()> {
+        let (own, order) = (self.stream.stream, lock(&self.order)?.clone());
+        for (partition, range) in &order[round.gone..] {
+            let marked = &mut round.partitions[*partition];
+            if !marked.is_filled {
+                return Ok(());
+            }
+            self.device.needs_graphs()?.wait_event(own, &marked.filled, false)?;
+            self.put(*partition, *range)?;
+            self.device.needs_graphs()?.record_event(own, &marked.arrived)?;
+            marked.is_gone = true;
+            round.gone += 1;
+        }
+        Ok(())
+    }
+
+    /// Puts a partition on the stream, and the word that it has arrived.
+    fn put(&self, partition: usize, range: Range) -> Result<()> {
+        let (own, options) = (self.stream.stream, self.shape.options.as_deref());
+        carry_out(&self.child, &self.shape.call, range, options, own)?;
+        self.write(own, self.arrived_word(partition), 1)
     }
 }
 
@@ -126,25 +183,52 @@ impl Carrier for OnStreams {
         let zeros = self.ready_word(words);
         self.device.copy(stream, self.ready_word(0), zeros, WORD * words as u64)?;
         let ready = self.shape.counts.iter().map(|_| None).collect();
-        *lock(&self.marks)? = Marks { begun: self.moment(stream)?, ready };
+        let begun = self.moment(stream)?;
+        let mut round = lock(&self.round)?;
+        round.waits_for_words = begun.is_none() || self.are_words_used.load(Ordering::Acquire);
+        round.gone = 0;
+        round.partitions.iter_mut().for_each(|marked| (marked.is_filled, marked.is_gone) = (false, false));
+        *lock(&self.marks)? = Marks { begun, ready };
         self.device.fork(stream, self.stream.stream)?;
-        self.put_partitions()
+        if round.waits_for_words { self.put_behind_words() } else { Ok(()) }
     }
 
     fn ready(&self, partition: usize, stream: Stream) -> Result<()> {
         let _context = self.device.enter()?;
-        self.write(stream, self.ready_word(partition), self.shape.arrivals)?;
+        let mut round = lock(&self.round)?;
+        if round.waits_for_words {
+            self.write(stream, self.ready_word(partition), self.shape.arrivals)?;
+        } else {
+            refuse_group("hawserPartitionedReady")?;
+            self.device.needs_graphs()?.record_event(stream, &round.partitions[partition].filled)?;
+            round.partitions[partition].is_filled = true;
+            self.put_marked(&mut round)?;
+        }
         lock(&self.marks)?.ready[partition] = self.moment(stream)?;
         Ok(())
     }
 
     fn wait(&self, partition: usize, stream: Stream) -> Result<()> {
         let _context = self.device.enter()?;
+        let marked = &lock(&self.round)?.partitions[partition];
+        if marked.is_gone {
+            return self.device.needs_graphs()?.wait_event(stream, &marked.arrived, false);
+        }
         self.await_word(stream, self.arrived_word(partition), 1)
     }
 
     fn finish(&self, stream: Stream) -> Result<()> {
         let _context = self.device.enter()?;
+        let round = lock(&self.round)?;
+        let unmarked = || round.partitions.iter().position(|marked| !marked.is_filled);
+        if !round.waits_for_words
+            && let Some(partition) = unmarked()
+        {
+            let text = format!("partition {partition} is not ready at the end of the round");
+            let remedy = "call hawserPartitionedReady for each partition, or, where kernels mark them, \
+                          hawserPartitionedWords before the round";
+            return Err(Error::invalid_usage(text).remedy(remedy));
+        }
         self.device.order(self.stream.stream, stream)
     }
 
@@ -156,6 +240,7 @@ impl Carrier for OnStreams {
     }
 
     fn words(&self) -> Words {
+        self.are_words_used.store(true, Ordering::Release);
         let (ready, arrived) = (self.ready_word(0), self.arrived_word(0));
         Words { ready, arrived, arrivals: self.shape.arrivals }
     }

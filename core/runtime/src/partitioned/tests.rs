@@ -20,16 +20,22 @@ fn a_stream_waits_for_each_partition_and_marks_it_afterwards() {
         let (id, both) = (unique_id().unwrap(), &Barrier::new(2));
         std::thread::scope(|scope| {
             let ranks = [0, 1].map(|rank| scope.spawn(move || of_rank(id, rank, both)));
-            // A round puts two launches and two waits on the stream of each rank; each rank waits once more.
-            for (launches, waits) in ranks.map(|rank| rank.join().unwrap()) {
-                assert_eq!((launches, waits), (2, 3));
+            for rank in ranks {
+                let [by_host, by_words] = rank.join().unwrap();
+                // The host marked 0, whose turn is last, and let a stream wait for 1, which was not there.
+                assert_eq!(by_host, [(0, 0, 0), (0, 0, 0), (0, 1, 0), (2, 0, 2), (0, 0, 1)]);
+                // Two launches behind two words; a rank's own stream waits for a third.
+                assert_eq!(by_words, [(2, 2, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0), (0, 1, 0)]);
             }
         });
     });
 }
 
-/// A round of one rank: its launches and waits for words.
-fn of_rank(id: crate::UniqueId, rank: u32, both: &Barrier) -> (i32, i32) {
+/// Launches, waits for words and waits for events of a step.
+type Put = (i32, i32, i32);
+
+/// Two rounds of one rank: marked by the host, and by words.
+fn of_rank(id: crate::UniqueId, rank: u32, both: &Barrier) -> [[Put; 5]; 2] {
     let comm = Comm::init(&[id], 2, rank, rank, Config::default()).unwrap();
     let device = hawser_device::cuda::open(rank).unwrap();
     let buffer = device.alloc_as_user(4_000).unwrap();
@@ -43,23 +49,46 @@ fn of_rank(id: crate::UniqueId, rank: u32, both: &Barrier) -> (i32, i32) {
     static TURN: Mutex<()> = Mutex::new(());
     both.wait();
     let turn = TURN.lock().unwrap();
-    let before = ["fake_launches", "fake_value_waits"].map(fake);
-    partitioned.start(stream.stream).unwrap();
+    let by_host = round(&partitioned, stream.stream);
     let Words { ready, arrived, arrivals } = partitioned.words();
-    assert_eq!((word(ready), word(ready + 4), arrivals), (0, 0, 5));
-    assert_eq!((word(arrived), word(arrived + 4)), (1, 1), "the stand-in waits for nothing");
+    let by_words = round(&partitioned, stream.stream);
+    assert_eq!((word(ready), word(ready + 4), arrivals), (5, 5, 5));
+    assert_eq!((word(arrived), word(arrived + 4)), (1, 1));
+    partitioned.start(stream.stream).unwrap();
+    assert_eq!((word(ready), word(ready + 4)), (0, 0));
     partitioned.ready(0, stream.stream).unwrap();
     assert_eq!((word(ready), word(ready + 4)), (5, 0));
-    partitioned.wait(1, stream.stream).unwrap();
-    assert!(partitioned.has_arrived(1).unwrap());
     partitioned.ready(1, stream.stream).unwrap();
     partitioned.finish(stream.stream).unwrap();
-    let after = ["fake_launches", "fake_value_waits"].map(fake);
     drop(turn);
     both.wait();
     drop(partitioned);
     comm.destroy().unwrap();
-    (after[0] - before[0], after[1] - before[1])
+    [by_host, by_words]
+}
+
+/// The steps of a round, with what each puts on streams: its start, the first mark, a wait before the second
+/// mark, that mark, and a wait behind it.
+fn round(partitioned: &Partitioned, stream: Stream) -> [Put; 5] {
+    let step = |run: &dyn Fn()| {
+        let counts = || ["fake_launches", "fake_value_waits", "fake_waits"].map(fake);
+        let before = counts();
+        run();
+        let after = counts();
+        (after[0] - before[0], after[1] - before[1], after[2] - before[2])
+    };
+    // The start puts the two streams in order as well.
+    let (launches, words, _) = step(&|| partitioned.start(stream).unwrap());
+    let all = [
+        (launches, words, 0),
+        step(&|| partitioned.ready(0, stream).unwrap()),
+        step(&|| partitioned.wait(1, stream).unwrap()),
+        step(&|| partitioned.ready(1, stream).unwrap()),
+        step(&|| partitioned.wait(1, stream).unwrap()),
+    ];
+    assert!(partitioned.has_arrived(1).unwrap());
+    partitioned.finish(stream).unwrap();
+    all
 }
 
 /// A word of the stand-in's memory.
