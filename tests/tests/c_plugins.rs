@@ -12,7 +12,7 @@ fn nets_of_every_version_carry_all_collectives() {
     for version in 6..=12 {
         let net = compile(&["net_plugin"], version);
         let ended = run("aabb", &["small", "destroy"], &[("NCCL_NET_PLUGIN", &net), ("NCCL_NET", "Queue")]);
-        ended.expect_lines(&[&format!("ncclNetPlugin_v{version}"), "net Queue on"]);
+        ended.expect_lines(&[&format!("ncclNetPlugin_v{version}"), "Using network Queue on"]);
     }
 }
 
@@ -20,7 +20,7 @@ fn nets_of_every_version_carry_all_collectives() {
 fn two_nets_at_once() {
     let nets = format!("{},{}", compile(&["net_plugin"], 7), compile(&["net_plugin"], 11));
     let ended = run("ab", &["small", "destroy"], &[("NCCL_NET_PLUGIN", &nets)]);
-    ended.expect_lines(&["ncclNetPlugin_v7", "ncclNetPlugin_v11", "net Queue on"]);
+    ended.expect_lines(&["ncclNetPlugin_v7", "ncclNetPlugin_v11", "Using network Queue on"]);
 }
 
 #[test]

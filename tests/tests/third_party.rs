@@ -229,7 +229,7 @@ fn carries_all_collectives(plugin: &str, name: &str) {
     }
     for ended in job(4, &["matrix", "finalize", "destroy"], &settings) {
         ended.expect_success();
-        has_line(&ended, &[&format!("net {name} on "), "from host memory"]);
+        has_line(&ended, &[&format!("Using network {name} on "), "from host memory"]);
         // What aws-ofi-nccl says of a connection that is closed with receives posted.
         assert!(!ended.output.contains("inflight requests"), "{}", ended.output);
     }

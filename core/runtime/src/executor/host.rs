@@ -10,6 +10,7 @@ use hawser_base::error::{Error, Result};
 use hawser_base::log;
 use hawser_device::Stream;
 use hawser_plugin::profiler::{EventState, StateArgs, What};
+use smallvec::SmallVec;
 
 use self::interp::HostLaunch;
 use super::{Launch, Work};
@@ -18,14 +19,17 @@ use crate::profiling::Span;
 use crate::transport::net::{EventRecorder, Helper, Net};
 use crate::tuning::TimedOp;
 
+/// The launches of a thread that serves few ranks, for which it takes no memory.
+const FEW: usize = 2;
+
 /// Runs launches of the host device to their end.
 ///
 /// # Errors
 /// The first failure. Every communicator keeps its own, and refuses further operations.
 pub fn run(launches: &mut [&mut Launch]) -> Result<()> {
     let timed = timed(launches);
-    let launches: Vec<&Launch> = launches.iter().map(|launch| &**launch).collect();
-    let host: Vec<HostLaunch<'_>> =
+    let launches: SmallVec<[&Launch; FEW]> = launches.iter().map(|launch| &**launch).collect();
+    let host: SmallVec<[HostLaunch<'_>; FEW]> =
         launches.iter().filter_map(|launch| host_launch(launch)).collect::<Result<_>>()?;
     launches.iter().for_each(|launch| launch.comm.journal.submitted(launch.sequence));
     let channels = channels(&launches);

@@ -18,6 +18,7 @@ use hawser_kernels_abi::{
     Span, Step,
 };
 use hawser_plan::{Class, DataType, Protocol};
+use smallvec::SmallVec;
 
 use super::fifo::Fifo;
 use crate::classes::{self, Turns, Working};
@@ -28,6 +29,9 @@ use crate::progress::operation;
 
 /// The longest pause between two looks: a rank that is seconds late costs next to nothing of a processor.
 const LONGEST_PAUSE: Duration = Duration::from_millis(8);
+
+/// What a small operation has of operands and blocks, for which it takes no memory.
+const FEW: usize = 4;
 
 /// A wait is noted in the journal every so many looks, first after half as many.
 const LOOKS: u32 = 256;
@@ -60,7 +64,10 @@ pub struct HostLaunch<'a> {
 /// # Safety
 /// All addresses in the arguments must be those of a communicator's live memory and of user buffers of
 /// the promised lengths.
-pub unsafe fn run(launches: Vec<HostLaunch<'_>>, help: impl Fn() -> bool) -> Vec<(u64, Error)> {
+pub unsafe fn run<'a>(
+    launches: impl IntoIterator<Item = HostLaunch<'a>>,
+    help: impl Fn() -> bool,
+) -> Vec<(u64, Error)> {
     let mut queues: Vec<Queue<'_>> = Vec::new();
     for launch in launches.into_iter().filter(|l| l.args.n_blocks > 0) {
         let (comm, class) = (launch.args.comm, launch.class);
@@ -161,7 +168,7 @@ struct Run<'a> {
     args: &'a Args,
     comm: DevComm,
     steps: &'a [Step],
-    blocks: Vec<At>,
+    blocks: SmallVec<[At; FEW]>,
     /// Copy engines run it, not the blocks.
     copies: Option<Copies>,
     roster: &'a Roster,
@@ -277,10 +284,12 @@ impl<'a> Run<'a> {
             let (addr, len) = span.local(work, buf, chunk);
             Operand { addr, len, scaled }
         };
-        let mut operands: Vec<Operand> = Vec::with_capacity(usize::from(step.n_recv) + 2);
-        let slots: Vec<u64> =
-            step.recv[..usize::from(step.n_recv)].iter().map(|&p| self.fifo(i, p).slot_to_take()).collect();
-        operands.extend(slots.iter().map(|&addr| Operand { addr, len: span.nominal, scaled: false }));
+        let received = |&peer: &u16| {
+            let addr = self.fifo(i, peer).slot_to_take();
+            Operand { addr, len: span.nominal, scaled: false }
+        };
+        let from = &step.recv[..usize::from(step.n_recv)];
+        let mut operands: SmallVec<[Operand; FEW]> = from.iter().map(received).collect();
         let order = usize::from(step.order).min(operands.len());
         if step.flags & HAS_SRC != 0 {
             operands.insert(order, local(step.src_buf, step.src_chunk, step.flags & PRE != 0));
@@ -288,7 +297,7 @@ impl<'a> Run<'a> {
         if step.flags & ACC_DST != 0 {
             operands.insert(order, local(step.dst_buf, step.dst_chunk, false));
         }
-        let mut to: Vec<(u64, usize)> = Vec::with_capacity(usize::from(step.n_send) + 1);
+        let mut to: SmallVec<[(u64, usize); FEW]> = SmallVec::new();
         if step.flags & HAS_DST != 0 {
             to.push(span.local(work, step.dst_buf, step.dst_chunk));
         }
