@@ -68,7 +68,7 @@ pub struct Demo {
     /// Number of ranks, each a thread
     #[arg(long, default_value_t = 4, value_parser = crate::ranks::ranks(2))]
     ranks: u32,
-    /// The page, with the picture and the decisions as a table
+    /// The page, with the picture and the decisions as a table; FILE.svg: the picture alone
     #[arg(long, short = 'o', alias = "output", default_value = "hawser-adapt.html", value_name = "FILE")]
     out: PathBuf,
     /// Print phases and decisions as JSON
@@ -155,7 +155,9 @@ pub fn run(options: &Options) -> Result<bool> {
     let record = play(demo)?;
     waiting.end();
     let name = demo.out.display();
-    files::write(&demo.out, &page::html(&record, demo.ranks))?;
+    let is_picture = demo.out.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("svg"));
+    let write = if is_picture { page::picture } else { page::html };
+    files::write(&demo.out, &write(&record, demo.ranks))?;
     let right = record.phases.len() == PHASES.len() && record.phases.iter().all(|(.., came)| *came);
     if demo.json {
         let phases = record
@@ -260,11 +262,20 @@ struct Director {
     /// The source of decisions now, and its rule.
     kind: Kind,
     rule: String,
+    /// The floor has counted in this phase.
+    has_fallen: bool,
 }
 
 impl Director {
     fn new(began: Instant) -> Self {
-        Self { began, phase: Phase::Learn, since: began, kind: Kind::Floor, rule: String::new() }
+        Self {
+            began,
+            phase: Phase::Learn,
+            since: began,
+            kind: Kind::Floor,
+            rule: String::new(),
+            has_fallen: false,
+        }
     }
 
     /// Writes an operation down.
@@ -283,6 +294,7 @@ impl Director {
         record.samples.push(Sample { at, us, kind });
         if kind != Kind::Trial && (kind, &rule) != (self.kind, &self.rule) {
             (self.kind, self.rule) = (kind, rule.clone());
+            self.has_fallen |= kind == Kind::Floor;
             let operation = last.operation;
             record.changes.push(Change { at, operation, phase: self.phase, kind, algorithm, rule });
         }
@@ -299,8 +311,9 @@ impl Director {
 
     /// The phase that comes next; None when it is over.
     fn next(&mut self, share: Duration, record: &mut Record) -> Option<Phase> {
-        let wanted = if self.phase == Phase::Stress { Kind::Floor } else { Kind::Learned };
-        let (came, elapsed) = (self.kind == wanted, self.since.elapsed());
+        // What was learned may come back under stress, where it is no slower than the floor then.
+        let came = if self.phase == Phase::Stress { self.has_fallen } else { self.kind == Kind::Learned };
+        let elapsed = self.since.elapsed();
         if let Some((.., has_come)) = record.phases.last_mut() {
             *has_come = came;
         }
@@ -310,7 +323,7 @@ impl Director {
         let at = PHASES.iter().position(|phase| *phase == self.phase)?;
         // Without the decision of this phase the next one has nothing to show.
         let next = PHASES.get(at + 1).copied().filter(|_| came)?;
-        (self.phase, self.since) = (next, Instant::now());
+        (self.phase, self.since, self.has_fallen) = (next, Instant::now(), false);
         record.phases.push((next, self.began.elapsed().as_secs_f64(), false));
         Some(next)
     }

@@ -57,9 +57,14 @@ fn sentences(record: &Record) -> Vec<String> {
         };
         let us = |kind| median(kind).map_or("none ran".to_owned(), |us| format!("{us:.0} \u{b5}s"));
         let (floor, learned) = (us(Kind::Floor), us(Kind::Learned));
+        let last = record.changes.iter().rfind(|change| change.phase == *phase);
+        let is_back = last.is_some_and(|change| change.kind == Kind::Learned);
         let outcome = match (phase, came) {
             (Phase::Learn, true) => "a better way was learned",
             (Phase::Learn, false) => "no better way was learned",
+            (Phase::Stress, true) if is_back => {
+                "one rank was late, and the floor counted until what was learned had shown to be no slower then"
+            }
             (Phase::Stress, true) => "one rank was late, and the floor counted",
             (Phase::Stress, false) => "one rank was late, and what was learned stayed",
             (Phase::Recover, true) => "all ranks kept up again, and what was learned came back",
@@ -73,7 +78,8 @@ fn sentences(record: &Record) -> Vec<String> {
     record.phases.iter().zip(ends).map(of_phase).collect()
 }
 
-fn picture(record: &Record, ranks: u32) -> String {
+/// The picture alone, as SVG.
+pub fn picture(record: &Record, ranks: u32) -> String {
     let title = format!("hawser adapt demo: {ranks} ranks, times of operations on rank 0");
     let (left, top, width, height) = FRAME;
     let mut text = svg::begin(SIZE, left, &title, &sentences(record).join(" "));
@@ -232,5 +238,9 @@ mod tests {
             assert!(page.contains(part), "{part} is not in {page}");
         }
         assert!(html(&Record::default(), 2).contains("</svg>"), "nothing happened");
+        assert!(picture(&record, 4).starts_with("<svg"), "a file of its own");
+        let back = Change { at: 3.0, phase: Phase::Stress, ..record.changes[0].clone() };
+        let record = Record { changes: vec![back], phases: vec![(Phase::Stress, 2.0, true)], ..record };
+        assert!(text(&record).contains("the floor counted until what was learned"), "{}", text(&record));
     }
 }
