@@ -63,7 +63,7 @@ fn sentences(record: &Record) -> Vec<String> {
             (Phase::Learn, true) => "a better way was learned",
             (Phase::Learn, false) => "no better way was learned",
             (Phase::Stress, true) if is_back => {
-                "one rank was late, and the floor counted until what was learned had shown to be no slower then"
+                "one rank was late, and the floor counted until what was learned was seen to be no slower"
             }
             (Phase::Stress, true) => "one rank was late, and the floor counted",
             (Phase::Stress, false) => "one rank was late, and what was learned stayed",
