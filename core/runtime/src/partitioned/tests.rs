@@ -31,6 +31,37 @@ fn a_stream_waits_for_each_partition_and_marks_it_afterwards() {
     });
 }
 
+#[test]
+fn a_round_that_ends_without_a_partition_names_it() {
+    let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
+    let name = "a_round_that_ends_without_a_partition_names_it";
+    with_fake_driver(module_path!(), name, &env, || {
+        if hawser_kernels::FATBINS.is_empty() {
+            return;
+        }
+        let comm = Comm::init(&[unique_id().unwrap()], 1, 0, 0, Config::default()).unwrap();
+        let device = hawser_device::cuda::open(0).unwrap();
+        let buffer = device.alloc_as_user(4_000).unwrap();
+        let stream = device.stream().unwrap();
+        let mut call = hawser_plan::Call::of_bytes(Collective::AllReduce, 4_000, DataType::Float32, 0, 1);
+        (call.input, call.output) = (buffer.addr, buffer.addr);
+        let shape = Shape { call, counts: vec![400, 600], order: vec![], arrivals: 1, options: None };
+        let partitioned = Partitioned::init(&comm, shape).unwrap();
+        partitioned.start(stream.stream).unwrap();
+        partitioned.ready(0, stream.stream).unwrap();
+        let error = partitioned.finish(stream.stream).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::InvalidUsage);
+        let text = error.to_string();
+        assert!(
+            text.contains("partition 1 is not ready") && text.contains("hawserPartitionedReady"),
+            "{text}"
+        );
+        assert!(partitioned.start(stream.stream).is_err(), "the communicator is aborted");
+        drop(partitioned);
+        comm.destroy().unwrap();
+    });
+}
+
 /// Launches, waits for words and waits for events of a step.
 type Put = (i32, i32, i32);
 
