@@ -207,7 +207,6 @@ fn check(c: &NcclConfig) -> Result<()> {
     if c.nvlsHostMode == c_int::MAX { Ok(()) } else { in_range("nvlsHostMode", c.nvlsHostMode, 0..=3) }
 }
 
-/// A sentence about each field that is set and has no effect, with the reason (docs/nccl-config.md).
 /// A line for each field that is set, in words that scripts look for in NCCL's log.
 fn set_fields(c: &NcclConfig) -> impl Iterator<Item = String> + use<> {
     let net = In::inside(c.netName).text().filter(|name| !name.is_empty());
@@ -227,6 +226,7 @@ fn set_fields(c: &NcclConfig) -> impl Iterator<Item = String> + use<> {
     .chain(net.map(|name| format!("Comm config Net name set to {name}")))
 }
 
+/// A sentence about each field that is set and has no effect, with the reason (docs/nccl-config.md).
 fn idle_fields(c: &NcclConfig) -> impl Iterator<Item = String> + use<> {
     let nvls = "there is no NVLink multicast";
     let sharing = "proxy threads and pools of memory are shared by all communicators of a process anyway, \

@@ -1,11 +1,11 @@
 //! Net plugin over TCP: `NCCL_NET=Socket`.
 //!
 //! A connection has one **control** socket and several **data** sockets. The receiver announces its posted
-//! receives on the control socket; short messages come back inside it, long ones are cut into chunks that
-//! take whichever data socket has room, and are read straight into the posted buffers. A few threads per
-//! context drive the data sockets of all its connections; one more accepts, dials and watches. Sockets prove
-//! the secret of the handle before a byte is believed, and are dialled again when they are lost, without
-//! losing a byte.
+//! receives on the control socket; short messages come back inside it, the shortest also before their
+//! receive is announced. Long ones are cut into chunks that take whichever data socket has room, and are
+//! read straight into the posted buffers. A few threads per context drive the data sockets of all its
+//! connections; one more accepts, dials and watches. Sockets prove the secret of the handle before a byte
+//! is believed, and are dialled again when they are lost, without losing a byte.
 //!
 //! | module | is about |
 //! |---|---|
