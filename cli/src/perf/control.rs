@@ -3,11 +3,11 @@
 //! A star: everybody has a connection to process 0 (see [`super::meeting`]). [`Control::exchange`] is the
 //! only operation: everyone gives some bytes and gets everyone's.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
+use hawser_oob::stream::Stream;
+use hawser_oob::wait::Until;
 
 use super::launcher::Place;
 use super::meeting;
@@ -19,7 +19,9 @@ const LIMIT: usize = 16 << 20;
 pub struct Control {
     process: u32,
     /// On process 0 one per other process, in order; elsewhere the one to process 0.
-    streams: Vec<TcpStream>,
+    streams: Vec<Stream>,
+    /// The time that a message of another process may take.
+    timeout: Duration,
 }
 
 impl Control {
@@ -28,13 +30,7 @@ impl Control {
     /// # Errors
     /// No meeting within two minutes, or the meeting point cannot be used; the text says what to do.
     pub fn meet(place: &Place, timeout: Duration) -> Result<Self> {
-        let streams = meeting::meet(place)?;
-        for stream in &streams {
-            stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(timeout))?;
-            stream.set_write_timeout(Some(timeout))?;
-        }
-        Ok(Self { process: place.process, streams })
+        Ok(Self { process: place.process, streams: meeting::meet(place)?, timeout })
     }
 
     /// Gives `mine` and returns what every process gave, in order. Also a barrier.
@@ -46,22 +42,42 @@ impl Control {
             return Ok(vec![mine.to_vec()]);
         }
         if self.process != 0 {
-            let stream = &mut self.streams[0];
-            write_frame(stream, mine).context("process 0 is gone")?;
-            let count = read_frame(stream).context("process 0 is gone, or still waits for another one")?;
+            self.write(0, &frame(mine)).context("process 0 is gone")?;
+            let count = self.read_frame(0).context("process 0 is gone, or still waits for another one")?;
             let count = u32::from_le_bytes(count.try_into().map_err(|_| anyhow!("process 0 sent nonsense"))?);
-            return (0..count).map(|_| read_frame(stream).context("process 0 is gone")).collect();
+            return (0..count).map(|_| self.read_frame(0).context("process 0 is gone")).collect();
         }
         let mut all = vec![mine.to_vec()];
-        for (i, stream) in self.streams.iter_mut().enumerate() {
-            all.push(read_frame(stream).with_context(|| format!("process {} is gone or hangs", i + 1))?);
+        for i in 0..self.streams.len() {
+            all.push(self.read_frame(i).with_context(|| format!("process {} is gone or hangs", i + 1))?);
         }
-        for (i, stream) in self.streams.iter_mut().enumerate() {
-            let mut answer = frame(&(all.len() as u32).to_le_bytes());
-            answer.extend(all.iter().flat_map(|bytes| frame(bytes)));
-            stream.write_all(&answer).with_context(|| format!("process {} is gone", i + 1))?;
+        let mut answer = frame(&(all.len() as u32).to_le_bytes());
+        answer.extend(all.iter().flat_map(|bytes| frame(bytes)));
+        for i in 0..self.streams.len() {
+            self.write(i, &answer).with_context(|| format!("process {} is gone", i + 1))?;
         }
         Ok(all)
+    }
+
+    fn write(&self, stream: usize, bytes: &[u8]) -> Result<()> {
+        let until = Until::after(self.timeout);
+        Ok(self.streams[stream].write_all(bytes, false, &until, &|| "sending a message".into())?)
+    }
+
+    fn read_frame(&self, stream: usize) -> Result<Vec<u8>> {
+        let until = Until::after(self.timeout);
+        let read = |into: &mut [u8]| {
+            self.streams[stream].read_exact(into, &until, &|| "waiting for a message".into())
+        };
+        let mut length = [0; 4];
+        read(&mut length)?;
+        let length = u32::from_le_bytes(length) as usize;
+        if length > LIMIT {
+            bail!("a message of {length} bytes");
+        }
+        let mut bytes = vec![0; length];
+        read(&mut bytes)?;
+        Ok(bytes)
     }
 }
 
@@ -69,30 +85,13 @@ fn frame(bytes: &[u8]) -> Vec<u8> {
     [&(bytes.len() as u32).to_le_bytes(), bytes].concat()
 }
 
-fn write_frame(stream: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
-    stream.write_all(&frame(bytes))
-}
-
-fn read_frame(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length)?;
-    let length = u32::from_le_bytes(length) as usize;
-    if length > LIMIT {
-        return Err(std::io::Error::new(
-            std::io::ErrorKind::InvalidData,
-            format!("message of {length} bytes"),
-        ));
-    }
-    let mut bytes = vec![0; length];
-    stream.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::launcher::{Meeting, unique};
     use super::*;
-    use std::net::TcpListener;
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpListener, TcpStream};
+    use std::os::unix::fs::OpenOptionsExt;
 
     fn places(meeting: &Meeting, processes: u32) -> Vec<Place> {
         (0..processes)
@@ -162,5 +161,71 @@ mod tests {
         thread.join().expect("thread");
         let error = control.exchange(&[]).expect_err("process 1 is gone").to_string();
         assert!(error.contains("process 1"), "{error}");
+    }
+
+    /// A meeting of two processes by way of somebody who reads what process 1 sends, and changes a byte of
+    /// what comes after the handshake if `spoils` says so. Returns what was read and what process 0 got.
+    fn exchange_past_somebody(message: &[u8], spoils: bool) -> (Vec<u8>, Result<Vec<Vec<u8>>>) {
+        let (file, other_file) = (scratch_file(), scratch_file());
+        let mut first = places(&Meeting::File(file.clone()), 2);
+        let mut second = places(&Meeting::File(other_file.clone()), 2);
+        let (first, second) = (first.swap_remove(0), second.swap_remove(1));
+        let meet = |place: Place| Control::meet(&place, Duration::from_secs(60)).expect("meeting");
+        std::thread::scope(|scope| {
+            let centre = scope.spawn(move || meet(first).exchange(b"process 0"));
+            let text = loop {
+                match std::fs::read_to_string(&file) {
+                    Ok(text) => break text,
+                    Err(_) => std::thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            let listener = TcpListener::bind("127.0.0.1:0").expect("listen");
+            let (address, secret) = text.split_once(' ').expect("address and secret");
+            let to = TcpStream::connect(address).expect("connect");
+            let here = listener.local_addr().expect("address");
+            let reader = scope.spawn(move || {
+                let (from, _) = listener.accept().expect("accept");
+                let (back_from, back_to) = (to.try_clone().expect("clone"), from.try_clone().expect("clone"));
+                std::thread::spawn(move || relay(back_from, back_to, false));
+                relay(from, to, spoils)
+            });
+            std::fs::OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&other_file)
+                .and_then(|mut file| file.write_all(format!("{here} {secret}").as_bytes()))
+                .expect("write");
+            let _ = meet(second).exchange(message);
+            std::fs::remove_file(other_file).expect("remove");
+            (reader.join().expect("reader"), centre.join().expect("process 0"))
+        })
+    }
+
+    /// Carries bytes of one connection to another until it ends, and returns them.
+    fn relay(mut from: TcpStream, mut to: TcpStream, spoils: bool) -> Vec<u8> {
+        let (mut seen, mut buffer) = (Vec::new(), [0; 4096]);
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
+            seen.extend_from_slice(&buffer[..count]);
+            let is_after_handshake = seen.len() > meeting::FIRST_WORDS;
+            buffer[count - 1] ^= u8::from(spoils && is_after_handshake);
+            if to.write_all(&buffer[..count]).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+        seen
+    }
+
+    #[test]
+    fn somebody_on_the_path_reads_nothing_and_changes_nothing() {
+        let id = b"the unique id of a job";
+        let (seen, got) = exchange_past_somebody(id, false);
+        assert_eq!(got.expect("exchange"), [b"process 0".as_slice(), id]);
+        assert!(seen.len() > meeting::FIRST_WORDS + id.len());
+        assert!(!seen.windows(8).any(|window| window == &id[..8]), "the id went over in clear");
+        let (_, got) = exchange_past_somebody(id, true);
+        let error = format!("{:#}", got.expect_err("a byte was changed"));
+        assert!(error.contains("wrong seal") && error.contains("process 1"), "{error}");
     }
 }

@@ -3,12 +3,13 @@
 //! Both ends of a connection prove to know a secret ([`hawser_oob::handshake`]) before a byte of it counts;
 //! whoever does not is turned away. On one host the secret is random and lies, with the address, in a file
 //! that only this user can read. Between hosts it comes from `HAWSER_COMM_ID_KEY_FILE`; without that it
-//! follows from the job's name, which others may guess, and process 0 says so.
+//! follows from the job's name, which others may guess, and process 0 says so. After the handshake everything
+//! is encrypted with keys that follow from the secret ([`hawser_oob::seal`]), since the unique id goes this
+//! way, which is the secret of the job's ranks.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::os::fd::OwnedFd;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -22,6 +23,7 @@ use hawser_oob::error::ErrorKind;
 use hawser_oob::foreign;
 use hawser_oob::handshake::{Key, Protocol, SECRET};
 use hawser_oob::socket::{self, Address, Options};
+use hawser_oob::stream::Stream;
 use hawser_oob::wait::{self, Until};
 use hmac_sha256::HMAC;
 use rustix::fs::OFlags;
@@ -29,7 +31,10 @@ use rustix::fs::OFlags;
 use super::launcher::{Meeting, Place, unique};
 
 /// A greeting adds the index of the process.
-const PROTOCOL: Protocol = Protocol { magic: *b"HAWSperf", version: 1, greeting: 4, answer: 0, welcome: 0 };
+const PROTOCOL: Protocol = Protocol { magic: *b"HAWSperf", version: 2, greeting: 4, answer: 0, welcome: 0 };
+/// Bytes that a process other than 0 sends in clear: its greeting and its answer.
+#[cfg(test)]
+pub const FIRST_WORDS: usize = PROTOCOL.greeting_bytes() + PROTOCOL.answer_bytes();
 /// Ports tried from the first one on.
 const PORTS: u16 = 16;
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -41,12 +46,12 @@ const KEY_FILE: &str = "HAWSER_COMM_ID_KEY_FILE";
 
 type Secret = [u8; SECRET];
 
-/// Meets the other processes. On process 0 there is a connection for every other one, in order; elsewhere the
-/// one to process 0.
+/// Meets the other processes. On process 0 there is a sealed connection for every other one, in order;
+/// elsewhere the one to process 0.
 ///
 /// # Errors
 /// No meeting within two minutes, or the meeting point or the key cannot be used; the text says what to do.
-pub fn meet(place: &Place) -> Result<Vec<TcpStream>> {
+pub fn meet(place: &Place) -> Result<Vec<Stream>> {
     match (&place.meeting, place.process) {
         (Meeting::Alone, _) => Ok(Vec::new()),
         (Meeting::File(path), 0) => {
@@ -102,10 +107,10 @@ fn listen(first: u16) -> Result<TcpListener> {
 }
 
 /// Accepts until every other process has come. Strangers are turned away.
-fn gather(listener: TcpListener, processes: u32, secret: &Secret) -> Result<Vec<TcpStream>> {
+fn gather(listener: TcpListener, processes: u32, secret: &Secret) -> Result<Vec<Stream>> {
     let deadline = Instant::now() + DEADLINE;
     let key = Key::derive(secret, "perf");
-    let mut streams: Vec<Option<TcpStream>> = (1..processes).map(|_| None).collect();
+    let mut streams: Vec<Option<Stream>> = (1..processes).map(|_| None).collect();
     listener.set_nonblocking(true)?;
     let mut acceptor = Acceptor::new(listener.into(), Options::default(), PROTOCOL, LIMITS);
     let mut trouble = None;
@@ -118,7 +123,7 @@ fn gather(listener: TcpListener, processes: u32, secret: &Secret) -> Result<Vec<
                 Arrival::Accepted(accepted) => {
                     let process = accepted.greeting.try_into().map_or(0, u32::from_le_bytes);
                     if let Some(slot @ None) = streams.get_mut((process as usize).wrapping_sub(1)) {
-                        *slot = Some(blocking(accepted.stream)?);
+                        *slot = Some(sealed(accepted.stream)?);
                     }
                 }
                 Arrival::Stranger(from, why) => trouble = Some(format!("{from} was turned away: {why}")),
@@ -143,7 +148,7 @@ fn join(
     meeting: &Meeting,
     process: u32,
     find: &dyn Fn() -> Result<(Vec<SocketAddr>, Secret)>,
-) -> Result<TcpStream> {
+) -> Result<Stream> {
     let deadline = Instant::now() + DEADLINE;
     loop {
         let tried = find().and_then(|(addresses, secret)| try_all(&addresses, process, &secret));
@@ -167,11 +172,11 @@ fn resolve(host: &str, first: u16) -> Result<Vec<SocketAddr>> {
 }
 
 /// Connects to the first of the addresses where somebody knows the secret.
-fn try_all(addresses: &[SocketAddr], process: u32, secret: &Secret) -> Result<TcpStream> {
+fn try_all(addresses: &[SocketAddr], process: u32, secret: &Secret) -> Result<Stream> {
     let mut last: Option<hawser_oob::error::Error> = None;
     for address in addresses {
         let error = match greet(*address, process, secret) {
-            Ok(stream) => return blocking(stream),
+            Ok(stream) => return sealed(stream),
             Err(error) => error,
         };
         // Who answers, and knows another secret, tells more than ports where nobody listens.
@@ -182,11 +187,7 @@ fn try_all(addresses: &[SocketAddr], process: u32, secret: &Secret) -> Result<Tc
     Err(last.map_or_else(|| anyhow!("process 0 has no address"), Into::into))
 }
 
-fn greet(
-    address: SocketAddr,
-    process: u32,
-    secret: &Secret,
-) -> Result<hawser_oob::stream::Stream, hawser_oob::error::Error> {
+fn greet(address: SocketAddr, process: u32, secret: &Secret) -> Result<Stream, hawser_oob::error::Error> {
     let key = Key::derive(secret, "perf");
     let offer = Offer { protocol: PROTOCOL, key: &key, greeting: &process.to_le_bytes(), answer: &[] };
     let retry = Retry {
@@ -201,10 +202,9 @@ fn greet(
         .map(|(stream, _)| stream)
 }
 
-/// The connection as one that waits.
-fn blocking(stream: hawser_oob::stream::Stream) -> Result<TcpStream> {
-    let stream = TcpStream::from(OwnedFd::from(stream));
-    stream.set_nonblocking(false)?;
+/// The connection after its handshake, encrypted from now on.
+fn sealed(mut stream: Stream) -> Result<Stream> {
+    stream.seal()?;
     Ok(stream)
 }
 
@@ -248,6 +248,7 @@ fn secret(word: &str) -> Option<Secret> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpStream;
 
     fn listener() -> (TcpListener, SocketAddr) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("listen");

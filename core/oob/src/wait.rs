@@ -28,6 +28,9 @@ pub trait Patience {
 /// The longest time a system call blocks before [`Until`] looks at its flag again.
 const SLICE: Duration = Duration::from_millis(20);
 
+/// A time that no clock's range is too short for.
+const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// Patience until a moment, or until a flag is raised.
 #[derive(Clone, Copy, Debug)]
 pub struct Until<'a> {
@@ -36,9 +39,9 @@ pub struct Until<'a> {
 }
 
 impl<'a> Until<'a> {
-    /// Patience for so long, from now.
+    /// Patience for so long, from now, and at most for a century.
     pub fn after(limit: Duration) -> Self {
-        Self { deadline: Instant::now() + limit, abort: None }
+        Self { deadline: Instant::now() + limit.min(CENTURY), abort: None }
     }
 
     /// Patience that also ends when somebody sets `flag`.
