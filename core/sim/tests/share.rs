@@ -81,7 +81,7 @@ proptest! {
             }
             // Several changes may be settled at once.
             if number % 3 == 0 {
-                flows.settle(now, |_| ());
+                flows.settle(now, |_, _| ());
                 let wishes: Vec<Wish> = alive.iter().map(|(_, wish)| wish.clone()).collect();
                 for ((flow, _), expected) in alive.iter().zip(solved(&capacities, &wishes)) {
                     let rate = flows.rate(*flow);

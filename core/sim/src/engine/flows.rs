@@ -22,15 +22,13 @@ pub struct Hop {
     pub weight: f64,
 }
 
-/// A moment at which a flow may end: [`Flows::look`] says whether it does.
+/// A flow that may end at a moment that was told with it: [`Flows::look`] says whether it does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ending {
     /// The flow.
     pub flow: FlowId,
     /// The number of flows that have had this number.
     pub version: u32,
-    /// The moment.
-    pub at: Time,
 }
 
 /// The outcome of a look at a flow.
@@ -39,7 +37,7 @@ pub enum Found {
     /// It has arrived.
     Arrived,
     /// It is slower than it was: to be looked at again at this moment.
-    Later(Ending),
+    Later(Time),
     /// There is another moment at which it will be looked at, or it has ended.
     Nothing,
 }
@@ -140,17 +138,18 @@ impl Flows {
         id
     }
 
-    /// Looks whether a flow has arrived. Flows that became slower are not told anew each time but found here.
-    pub fn look(&mut self, ending: &Ending) -> Found {
+    /// Looks whether a flow has arrived, now, at the moment that was told. Flows that became slower are not
+    /// told anew each time but found here.
+    pub fn look(&mut self, now: Time, ending: &Ending) -> Found {
         let flow = &mut self.flows[ending.flow as usize];
-        if !flow.is_alive || flow.version != ending.version || flow.look != Some(ending.at) {
+        if !flow.is_alive || flow.version != ending.version || flow.look != Some(now) {
             return Found::Nothing;
         }
-        if flow.end <= ending.at {
+        if flow.end <= now {
             return Found::Arrived;
         }
         flow.look = Some(flow.end);
-        Found::Later(Ending { at: flow.end, ..*ending })
+        Found::Later(flow.end)
     }
 
     /// Ends a flow that has arrived.
@@ -186,7 +185,7 @@ impl Flows {
 
     /// Gives new rates to the flows that what has begun and ended since the last time concerns, and tells
     /// ends that are earlier than what was told before.
-    pub fn settle(&mut self, now: Time, mut tell: impl FnMut(Ending)) {
+    pub fn settle(&mut self, now: Time, mut tell: impl FnMut(Time, Ending)) {
         if self.dirty.is_empty() && self.fresh.is_empty() {
             return;
         }
@@ -209,7 +208,7 @@ impl Flows {
             flow.end = now + Time::from_ps((flow.left.max(0.0) / rate).ceil() as u64);
             if flow.look.is_none_or(|look| flow.end < look) {
                 flow.look = Some(flow.end);
-                tell(Ending { flow: *id, version: flow.version, at: flow.end });
+                tell(flow.end, Ending { flow: *id, version: flow.version });
             }
         }
         self.members = (links, flows);
@@ -297,7 +296,7 @@ mod tests {
     use super::*;
 
     fn ends(flows: &mut Flows, now: Time) -> Vec<(FlowId, u64)> {
-        flows.settle(now, |_| ());
+        flows.settle(now, |_, _| ());
         let alive = (0..).zip(&flows.flows).filter(|(_, flow)| flow.is_alive);
         alive.map(|(id, flow)| (id, flow.end.ps())).collect()
     }
@@ -326,16 +325,21 @@ mod tests {
         let way = [Hop { link: 0, weight: 1.0 }];
         let first = flows.begin(Time::ZERO, 10.0, f64::INFINITY, &way);
         let mut told = Vec::new();
-        flows.settle(Time::ZERO, |ending| told.push(ending));
+        flows.settle(Time::ZERO, |at, ending| told.push((at, ending)));
         let second = flows.begin(Time::from_ps(4), 10.0, f64::INFINITY, &way);
-        flows.settle(Time::from_ps(4), |ending| told.push(ending));
-        assert_eq!(told.iter().map(|e| (e.flow, e.at.ps())).collect::<Vec<_>>(), [(first, 10), (second, 24)]);
-        let Found::Later(again) = flows.look(&told[0]) else { panic!("it is slower now") };
-        assert_eq!((again.flow, again.at.ps()), (first, 16));
-        assert_eq!((flows.look(&told[0]), flows.look(&again)), (Found::Nothing, Found::Arrived));
+        flows.settle(Time::from_ps(4), |at, ending| told.push((at, ending)));
+        assert_eq!(
+            told.iter().map(|(at, e)| (e.flow, at.ps())).collect::<Vec<_>>(),
+            [(first, 10), (second, 24)]
+        );
+        let (at, ending) = told[0];
+        let Found::Later(again) = flows.look(at, &ending) else { panic!("it is slower now") };
+        assert_eq!(again.ps(), 16);
+        assert_eq!((flows.look(at, &ending), flows.look(again, &ending)), (Found::Nothing, Found::Arrived));
         flows.end(first);
-        flows.settle(Time::from_ps(16), |ending| told.push(ending));
-        assert_eq!((told.len(), told[2].flow, told[2].at.ps()), (3, second, 20));
-        assert_eq!((flows.look(&told[1]), flows.look(&told[2])), (Found::Nothing, Found::Arrived));
+        flows.settle(Time::from_ps(16), |at, ending| told.push((at, ending)));
+        assert_eq!((told.len(), told[2].1.flow, told[2].0.ps()), (3, second, 20));
+        let looks = [1, 2].map(|place: usize| flows.look(told[place].0, &told[place].1));
+        assert_eq!(looks, [Found::Nothing, Found::Arrived]);
     }
 }

@@ -59,7 +59,7 @@ pub fn run<'a, W: World<'a>>(world: &mut W) -> Result<()> {
                 happen(world, event);
             }
             let Engine { flows, events, .. } = world.engine();
-            flows.settle(events.now(), |ending| events.add(ending.at, W::of_flow(ending)));
+            flows.settle(events.now(), |at, ending| events.add(at, W::of_flow(ending)));
             // What ends at once, if anything, still belongs to this moment.
             match world.engine().events.take_now() {
                 Some(event) => happen(world, event),
@@ -74,9 +74,9 @@ pub fn run<'a, W: World<'a>>(world: &mut W) -> Result<()> {
 fn happen<'a, W: World<'a>>(world: &mut W, event: W::Event) {
     let Engine { flows, events, trace, scene, .. } = world.engine();
     if let Some(ending) = W::flow_of(&event) {
-        match flows.look(&ending) {
+        match flows.look(events.now(), &ending) {
             Found::Arrived => {}
-            Found::Later(again) => return events.add(again.at, W::of_flow(again)),
+            Found::Later(at) => return events.add(at, event),
             Found::Nothing => return,
         }
     }

@@ -117,7 +117,7 @@ pub fn run(step: &Step, alone: &[&Alone], links: &Links<'_>, stop: &dyn Fn() -> 
                 runner.happen(event);
             }
             let Runner { events, flows, .. } = &mut runner;
-            flows.settle(events.now(), |ending| events.add(ending.at, Event::Flow(ending)));
+            flows.settle(events.now(), |at, ending| events.add(at, Event::Flow(ending)));
             match runner.events.take_now() {
                 Some(event) => runner.happen(event),
                 None => break,
@@ -185,9 +185,9 @@ impl<'a> Runner<'a> {
         match event {
             Event::Begin(op) => self.begin(op),
             Event::Done(op) => self.part_is_over(op),
-            Event::Flow(ending) => match self.flows.look(&ending) {
+            Event::Flow(ending) => match self.flows.look(self.events.now(), &ending) {
                 Found::Nothing => {}
-                Found::Later(again) => self.events.add(again.at, Event::Flow(again)),
+                Found::Later(at) => self.events.add(at, event),
                 Found::Arrived => {
                     self.flows.end(ending.flow);
                     self.under_way.retain(|flow| *flow != ending.flow);

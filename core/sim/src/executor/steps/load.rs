@@ -7,8 +7,8 @@ use hawser_plan::executor::{self, Decided, Plan, interpreter};
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::{Call, Decision, PlanConfig, Topology, algo};
 use hawser_types::{Result, Route};
-use rustc_hash::FxHashMap;
 
+use super::names::Names;
 use crate::executor::Members;
 use crate::links::Links;
 
@@ -34,6 +34,8 @@ pub struct Programs {
     /// By rank: its first launch, and the end of the last rank's. A program is one launch; those of messages
     /// follow each other.
     pub first_launch: Vec<u32>,
+    /// True if every connection has a slot for each tile that ever crosses it: no sender waits for room.
+    pub has_room_for_all: bool,
 }
 
 /// A kind of work.
@@ -118,6 +120,24 @@ pub struct Connection {
     pub receiver: (u32, u32),
 }
 
+impl Connection {
+    /// One that nobody uses.
+    pub const UNUSED: Self = Self {
+        from: u32::MAX,
+        to: u32::MAX,
+        actor: 0,
+        lane: 0,
+        is_far: true,
+        sender: (0, 0),
+        receiver: (0, 0),
+    };
+
+    /// True if somebody uses it.
+    pub fn is_used(&self) -> bool {
+        self.from != u32::MAX
+    }
+}
+
 impl Programs {
     /// Loads the programs for a call that steps run.
     ///
@@ -162,6 +182,11 @@ impl Programs {
             }
             loader.end_of_rank();
         }
+        let used = loader.programs.connections.iter().filter(|connection| connection.is_used()).count();
+        let programs = &mut loader.programs;
+        // One message on each connection, and all its tiles fit.
+        let fits = |kind: &Kind| kind.work.tiles <= programs.depth;
+        programs.has_room_for_all = used * 2 == programs.peers.len() && programs.kinds.iter().all(fits);
         Ok(loader.programs)
     }
 
@@ -209,8 +234,7 @@ impl Programs {
 struct Loader<'a> {
     links: &'a Links<'a>,
     members: Members<'a>,
-    /// Connections by lane, sender and receiver.
-    by_name: FxHashMap<(u8, u32, u32), u32>,
+    names: Names,
     programs: Programs,
 }
 
@@ -226,8 +250,9 @@ impl<'a> Loader<'a> {
             depth: config.depth.max(1),
             launches: vec![0],
             first_launch: vec![0],
+            has_room_for_all: false,
         };
-        Self { links, members, by_name: FxHashMap::default(), programs }
+        Self { links, members, names: Names::new(members), programs }
     }
 
     /// All launches of a rank are there.
@@ -336,12 +361,13 @@ impl<'a> Loader<'a> {
 
     fn connection(&mut self, lane: u8, from: u32, to: u32) -> u32 {
         let (from, to) = self.members.seen_by_actor(from, to);
-        let (is_far, actor) = (self.is_far(from, to), self.members.actor(to));
         let connections = &mut self.programs.connections;
-        let next = connections.len() as u32;
-        *self.by_name.entry((lane, from, to)).or_insert_with(|| {
-            connections.push(Connection { from, to, actor, lane, is_far, sender: (0, 0), receiver: (0, 0) });
-            next
-        })
+        let number = self.names.number((lane, from, to), connections);
+        if !connections[number as usize].is_used() {
+            let (is_far, actor) = (self.is_far(from, to), self.members.actor(to));
+            self.programs.connections[number as usize] =
+                Connection { from, to, actor, lane, is_far, ..Connection::UNUSED };
+        }
+        number
     }
 }

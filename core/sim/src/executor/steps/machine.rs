@@ -36,8 +36,8 @@ enum Event {
     Full(u32),
     /// A slot is empty, for who fills it.
     Empty(u32),
-    /// The sender's proxy has handed a message to the network.
-    Sent(u32),
+    /// The sender's proxy has handed a message to the network: connection, and bytes.
+    Sent(u32, u32),
     /// The last byte of a message is at the other host.
     Received(u32),
 }
@@ -366,7 +366,8 @@ impl<'a> Machine<'a> {
         let (now, times, net) = (self.events.now(), self.times[usize::from(plan.kind)], self.net);
         let crowding = self.speeds[self.programs.blocks[block as usize].rank as usize].crowding;
         let (recv, near, far) = (u32::from(step.recv), u32::from(step.near), u32::from(step.far));
-        for place in 0..recv {
+        let credits = if self.programs.has_room_for_all { 0 } else { recv };
+        for place in 0..credits {
             let connection = self.connection_of(block, step, place);
             let is_far = self.is_far(connection);
             let back = if is_far { net.wire + net.further } else { times.credit };
@@ -381,11 +382,10 @@ impl<'a> Machine<'a> {
             let connection = self.connection_of(block, step, place);
             let rank = self.programs.blocks[block as usize].rank;
             let operation = self.ranks[rank as usize].operations + 1;
-            let stream = &mut self.streams[connection as usize];
-            let is_first = std::mem::replace(&mut stream.sent_in, operation) != operation;
-            stream.waiting.push_back(bytes);
+            let is_first = self.streams[connection as usize].is_first_sent(operation);
             let at = self.proxies.work(rank, now, net.of_proxy(is_first));
-            self.events.add(at, Event::Sent(connection));
+            // No tile is longer than a slot.
+            self.events.add(at, Event::Sent(connection, bytes as u32));
         }
         self.events.add(now + times.step.stretched(crowding), Event::Free(block));
     }
@@ -394,24 +394,8 @@ impl<'a> Machine<'a> {
         self.programs.connections[(connection / self.programs.instances) as usize].is_far
     }
 
-    /// The sender's proxy has handed over a message.
-    fn sent(&mut self, connection: u32) {
-        let stream = &mut self.streams[connection as usize];
-        stream.ready += 1;
-        if !stream.is_busy {
-            self.send_next(connection);
-        }
-    }
-
-    /// Puts the next message of a connection on the wire.
-    fn send_next(&mut self, connection: u32) {
-        let stream = &mut self.streams[connection as usize];
-        stream.is_busy = stream.ready > 0;
-        if !stream.is_busy {
-            return;
-        }
-        stream.ready -= 1;
-        let bytes = stream.waiting.pop_front().unwrap_or(0);
+    /// Puts a message of a connection on the wire.
+    fn send(&mut self, connection: u32, bytes: u64) {
         let plan = self.programs.connections[(connection / self.programs.instances) as usize];
         let members = self.scene.members;
         let (from, to) = (members.of(plan.from), members.of(plan.to));
@@ -425,8 +409,7 @@ impl<'a> Machine<'a> {
     fn received(&mut self, connection: u32) {
         let to = self.programs.connections[(connection / self.programs.instances) as usize].actor;
         let operation = self.ranks[to as usize].operations + 1;
-        let taken_in = &mut self.streams[connection as usize].taken_in;
-        let is_first = std::mem::replace(taken_in, operation) != operation;
+        let is_first = self.streams[connection as usize].is_first_taken(operation);
         let at = self.proxies.work(to, self.events.now(), self.net.of_proxy(is_first));
         self.events.add(at, Event::Full(connection));
     }
@@ -526,7 +509,9 @@ impl<'a> World<'a> for Machine<'a> {
                     Some(Owner::Connection(connection)) => {
                         let at = self.events.now() + self.net.wire;
                         self.events.add(at, Event::Received(connection));
-                        self.send_next(connection);
+                        if let Some(bytes) = self.streams[connection as usize].next() {
+                            self.send(connection, bytes);
+                        }
                     }
                     None => {}
                 }
@@ -548,7 +533,11 @@ impl<'a> World<'a> for Machine<'a> {
                 let block = state.sender;
                 self.attempt(block);
             }
-            Event::Sent(connection) => self.sent(connection),
+            Event::Sent(connection, bytes) => {
+                if self.streams[connection as usize].hand_over(bytes.into()) {
+                    self.send(connection, bytes.into());
+                }
+            }
             Event::Received(connection) => self.received(connection),
         }
     }

@@ -57,14 +57,43 @@ impl Proxies {
 /// The messages that a connection between hosts has on their way.
 #[derive(Debug, Default)]
 pub struct Stream {
-    /// Bytes of messages that are not on the wire yet, in order.
-    pub waiting: VecDeque<u64>,
+    /// Lengths of the messages that the sender's proxy has handed over while another was on the wire, in
+    /// order. Most connections never have any.
+    #[allow(clippy::box_collection)] // there are millions of streams
+    waiting: Option<Box<VecDeque<u64>>>,
     /// True if a message is on the wire.
-    pub is_busy: bool,
-    /// Of these, the ones that the sender's proxy has handed over.
-    pub ready: u32,
+    is_busy: bool,
     /// The operation, from 1 on, in which the sender's proxy has had a message last.
-    pub sent_in: u32,
+    sent_in: u32,
     /// The same of the receiver's.
-    pub taken_in: u32,
+    taken_in: u32,
+}
+
+impl Stream {
+    /// The sender's proxy has a message in this operation. Returns true if it is the first one.
+    pub fn is_first_sent(&mut self, operation: u32) -> bool {
+        std::mem::replace(&mut self.sent_in, operation) != operation
+    }
+
+    /// The receiver's proxy has a message in this operation. Returns true if it is the first one.
+    pub fn is_first_taken(&mut self, operation: u32) -> bool {
+        std::mem::replace(&mut self.taken_in, operation) != operation
+    }
+
+    /// A message has been handed over. Returns true if it goes on the wire now.
+    pub fn hand_over(&mut self, bytes: u64) -> bool {
+        if self.is_busy {
+            self.waiting.get_or_insert_default().push_back(bytes);
+            return false;
+        }
+        self.is_busy = true;
+        true
+    }
+
+    /// A message has left the wire. Returns the length of the next one, which goes on it now.
+    pub fn next(&mut self) -> Option<u64> {
+        let next = self.waiting.as_mut().and_then(|waiting| waiting.pop_front());
+        self.is_busy = next.is_some();
+        next
+    }
 }
