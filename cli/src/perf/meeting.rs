@@ -22,10 +22,10 @@ use hawser_oob::dial::{self, Offer, Retry};
 use hawser_oob::error::ErrorKind;
 use hawser_oob::foreign;
 use hawser_oob::handshake::{Key, Protocol, SECRET};
+use hawser_oob::sha256;
 use hawser_oob::socket::{self, Address, Options};
 use hawser_oob::stream::Stream;
 use hawser_oob::wait::{self, Until};
-use hmac_sha256::HMAC;
 use rustix::fs::OFlags;
 
 use super::launcher::{Meeting, Place, unique};
@@ -93,7 +93,7 @@ fn key_of_user() -> Result<Option<Vec<u8>>> {
 
 /// The secret of a job's processes. Without a key it is no better than the job's name.
 fn secret_of(job: &str, key: Option<&[u8]>) -> Secret {
-    HMAC::mac(job, key.unwrap_or(b"hawser perf without a key"))
+    sha256::mac(key.unwrap_or(b"hawser perf without a key"), job.as_bytes())
 }
 
 fn listen(first: u16) -> Result<TcpListener> {

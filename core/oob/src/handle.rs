@@ -85,7 +85,7 @@ pub fn seal(magic: [u8; 4], bytes: &mut [u8; HANDLE_BYTES]) {
 
 fn check_sum(bytes: &[u8; HANDLE_BYTES]) -> [u8; 4] {
     let mut sum = [0; 4];
-    sum.copy_from_slice(&hmac_sha256::Hash::hash(&bytes[CHECKED..])[..4]);
+    sum.copy_from_slice(&crate::sha256::hash(&bytes[CHECKED..])[..4]);
     sum
 }
 

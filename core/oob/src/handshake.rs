@@ -18,7 +18,7 @@
 
 use crate::frame::Fields;
 use crate::seal::SessionKeys;
-use hmac_sha256::HMAC;
+use crate::sha256;
 use std::fmt;
 
 /// Bytes of a shared secret.
@@ -116,7 +116,7 @@ impl fmt::Debug for Key {
 impl Key {
     /// Keys of different purposes tell nothing about each other or the secret.
     pub fn derive(secret: &[u8; SECRET], purpose: &str) -> Key {
-        Key(HMAC::mac(format!("hawser {purpose}"), secret))
+        Key(sha256::mac(secret, format!("hawser {purpose}").as_bytes()))
     }
 }
 
@@ -141,7 +141,7 @@ struct Transcript {
 impl Transcript {
     /// A message with a proof in front.
     fn say(&mut self, step: u8, body: &[u8]) -> Vec<u8> {
-        let mut bytes = self.proof(step, body).finalize().to_vec();
+        let mut bytes = sha256::mac(&self.key.0, &self.proved(step, body)).to_vec();
         bytes.extend_from_slice(body);
         self.said.extend_from_slice(&bytes);
         bytes
@@ -150,7 +150,7 @@ impl Transcript {
     /// The bytes that a message adds, if its proof is right. Takes constant time.
     fn hear<'a>(&mut self, step: u8, bytes: &'a [u8]) -> Option<&'a [u8]> {
         let (proof, body) = bytes.split_first_chunk::<PROOF>()?;
-        let is_right = self.proof(step, body).finalize_verify(proof);
+        let is_right = sha256::verify(&self.key.0, &self.proved(step, body), proof);
         self.said.extend_from_slice(bytes);
         is_right.then_some(body)
     }
@@ -160,11 +160,10 @@ impl Transcript {
         SessionKeys::derive(&self.key.0, &self.said, is_connector)
     }
 
-    fn proof(&self, step: u8, body: &[u8]) -> HMAC {
-        let mut proof = HMAC::new(self.key.0);
+    /// The bytes that a proof is made of: the step, all that was said before, and what the message adds.
+    fn proved(&self, step: u8, body: &[u8]) -> Vec<u8> {
         let length = (self.said.len() as u64).to_le_bytes();
-        [&[step], &length[..], &self.said, body].iter().for_each(|part| proof.update(part));
-        proof
+        [&[step], &length[..], &self.said, body].concat()
     }
 }
 

@@ -14,6 +14,7 @@
 //! | [`handle`] | the 128 bytes that lead from a listener to the end that dials it |
 //! | [`handshake`] | the proof of a shared secret, as pure functions |
 //! | [`wire`], [`seal`] | the protection of what follows: which is wanted, and how it is done |
+//! | [`sha256`] | sums, keyed sums, and keys that follow from others |
 //! | [`mod@dial`], [`accept`] | the handshake over sockets: the connector's side and the listener's |
 //! | [`error`] | the one error type of this crate; a user converts it to its own |
 //!
@@ -79,6 +80,7 @@ pub mod handle;
 pub mod handshake;
 pub mod interface;
 pub mod seal;
+pub mod sha256;
 pub mod socket;
 pub mod strangers;
 pub mod stream;

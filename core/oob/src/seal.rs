@@ -9,6 +9,7 @@
 //! [`Sealer`] and [`Opener`] do no input or output. [`Records`] carries a byte stream over a socket in sealed
 //! records: length (u32, little endian), encrypted bytes, tag.
 
+use crate::sha256::Derived;
 use crate::socket::{self, Moved};
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, Tag, UnboundKey};
 use rustix::io::Errno;
@@ -59,13 +60,9 @@ impl SessionKeys {
     /// The keys for what the connector says and for what the listener says, of a secret that both know and of
     /// all that both have said.
     pub(crate) fn derive(secret: &[u8], said: &[u8], is_connector: bool) -> Self {
-        let base = hmac_sha256::HKDF::extract(said, secret);
-        let key = |purpose: &str| {
-            let mut key = [0; KEY];
-            hmac_sha256::HKDF::expand(&mut key, base, purpose);
-            key
-        };
-        let (connector, listener) = (key("hawser wire connector"), key("hawser wire listener"));
+        let derived = Derived::new(said, secret);
+        let (connector, listener) =
+            (derived.key("hawser wire connector"), derived.key("hawser wire listener"));
         let (send, receive) = if is_connector { (connector, listener) } else { (listener, connector) };
         Self { send, receive }
     }

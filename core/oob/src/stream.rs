@@ -10,6 +10,10 @@ use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};
 
+/// The longest payload of a frame that is copied behind its header, in bytes: a copy takes less time than a
+/// system call.
+const COPIED: usize = 16 << 10;
+
 /// A connected stream, non-blocking.
 #[derive(Debug)]
 pub struct Stream {
@@ -150,8 +154,8 @@ impl Stream {
         describe: &dyn Fn() -> String,
     ) -> Result<(), P::Error> {
         let header = Header { kind, tag, len: payload.len() }.encode()?;
-        if self.records.is_some() {
-            // Not a record for the header alone.
+        if self.records.is_some() || payload.len() <= COPIED {
+            // Neither a record nor a system call for the header alone.
             return self.write_all(&[&header, payload].concat(), false, wait, describe);
         }
         self.write_all(&header, !payload.is_empty(), wait, describe)?;

@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use hawser_oob::sha256;
 use hawser_oob::wait::poll;
-use hmac_sha256::Hash;
 use rustc_hash::FxHashMap;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
@@ -39,7 +39,7 @@ impl Identity {
         let namespace = std::fs::read_link("/proc/self/ns/pid").unwrap_or_default();
         let said = format!("{boot}\n{}\n{}", namespace.display(), host_id.unwrap_or(&name));
         let (mut machine, mut host) = ([0; 16], [0; NAME]);
-        machine.copy_from_slice(&Hash::hash(said.as_bytes())[..16]);
+        machine.copy_from_slice(&sha256::hash(said.as_bytes())[..16]);
         let length = (0..=name.len().min(NAME)).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
         host[..length].copy_from_slice(&name.as_bytes()[..length]);
         let pid = std::process::id();

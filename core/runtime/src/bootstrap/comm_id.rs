@@ -10,7 +10,7 @@ use std::sync::Once;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::files;
-use hmac_sha256::{HMAC, Hash};
+use hawser_oob::sha256;
 
 use super::id::UniqueId;
 use super::{Remark, Settings, remark};
@@ -43,8 +43,8 @@ pub(super) fn unique_id(comm_id: &str, settings: &Settings) -> Result<UniqueId> 
         }
     };
     let mut nonce = [0; 16];
-    nonce.copy_from_slice(&Hash::hash(place.as_bytes())[..16]);
-    Ok(UniqueId { address, fixed: true, secret: HMAC::mac(&place, key), nonce })
+    nonce.copy_from_slice(&sha256::hash(place.as_bytes())[..16]);
+    Ok(UniqueId { address, fixed: true, secret: sha256::mac(&key, place.as_bytes()), nonce })
 }
 
 /// The address that the text names, of the family that the settings want.

@@ -6,8 +6,8 @@ use super::{Bootstrap, Tag, UniqueId, random, root};
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::wait::Wait;
 use hawser_oob::handle::{ADDRESS_BYTES, read_address, write_address};
+use hawser_oob::sha256;
 use hawser_oob::socket::{self, Options};
-use hmac_sha256::HMAC;
 use std::net::SocketAddr;
 
 impl Bootstrap {
@@ -97,6 +97,6 @@ impl Bootstrap {
     }
 
     fn secret_of_growth(&self, nonce: &[u8; 16]) -> super::auth::Secret {
-        HMAC::mac([&b"hawser grow"[..], nonce].concat(), self.secret)
+        sha256::mac(&self.secret, &[&b"hawser grow"[..], nonce].concat())
     }
 }

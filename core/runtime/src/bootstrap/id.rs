@@ -15,8 +15,8 @@ use super::wire::Fields;
 use super::{Settings, comm_id, listen_address, random, root};
 use hawser_base::error::{Error, Result};
 use hawser_oob::handle::{ADDRESS_BYTES, read_address, write_address};
+use hawser_oob::sha256;
 use hawser_oob::socket::{self, Options};
-use hmac_sha256::Hash;
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -117,7 +117,7 @@ impl fmt::Debug for UniqueId {
 
 fn checksum(bytes: &[u8; UniqueId::LEN]) -> [u8; UniqueId::LEN - SUM_AT] {
     let mut sum = [0; UniqueId::LEN - SUM_AT];
-    sum.copy_from_slice(&Hash::hash(&bytes[..SUM_AT])[..UniqueId::LEN - SUM_AT]);
+    sum.copy_from_slice(&sha256::hash(&bytes[..SUM_AT])[..UniqueId::LEN - SUM_AT]);
     sum
 }
 

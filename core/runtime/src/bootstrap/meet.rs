@@ -9,6 +9,7 @@ use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::Identity;
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_oob::handle::{ADDRESS_BYTES, read_address, write_address};
+use hawser_oob::sha256;
 use hawser_oob::socket::{Address, Token};
 use hawser_oob::stream::Stream;
 use std::net::SocketAddr;
@@ -90,9 +91,7 @@ impl Hello {
 
 /// Number and hash of a list of ids: equal only for equal lists in equal order.
 pub(super) fn digest(ids: &[UniqueId]) -> (u32, [u8; 32]) {
-    let mut hash = hmac_sha256::Hash::new();
-    ids.iter().for_each(|id| hash.update(id.to_bytes()));
-    (ids.len() as u32, hash.finalize())
+    (ids.len() as u32, sha256::hash_all(ids.iter().map(UniqueId::to_bytes)))
 }
 
 /// Hands in `hello` and waits for the addresses of all ranks.

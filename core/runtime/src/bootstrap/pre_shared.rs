@@ -3,7 +3,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use hmac_sha256::HMAC;
+use hawser_oob::sha256;
 
 use super::auth::Secret;
 
@@ -13,7 +13,7 @@ static KEY: Mutex<Option<Secret>> = Mutex::new(None);
 /// Sets the key of the communicators, and of the unique ids, that are made from now on; None: none. All ranks
 /// need the same, and have to set it before the unique id is made.
 pub fn set_pre_shared_key(key: Option<&[u8]>) {
-    let key = key.map(|key| HMAC::mac("hawser pre-shared key", key));
+    let key = key.map(|key| sha256::mac(key, b"hawser pre-shared key"));
     *KEY.lock().unwrap_or_else(PoisonError::into_inner) = key;
 }
 
@@ -25,7 +25,7 @@ pub(super) fn pre_shared_key() -> Option<Secret> {
 /// The secret of an id where there is such a key: nobody knows it who has only one of the two.
 pub(super) fn mixed(id_secret: &Secret, key: Option<&Secret>) -> Secret {
     match key {
-        Some(key) => HMAC::mac([b"hawser with pre-shared key".as_slice(), id_secret].concat(), key),
+        Some(key) => sha256::mac(key, &[b"hawser with pre-shared key".as_slice(), id_secret].concat()),
         None => *id_secret,
     }
 }

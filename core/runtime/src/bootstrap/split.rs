@@ -113,10 +113,10 @@ fn disagreement(rank: u32, what: &str) -> Error {
 /// Tells lists of members apart.
 pub(super) fn digest_of_members(members: &[u32]) -> [u8; 32] {
     let bytes: Vec<u8> = members.iter().flat_map(|member| member.to_le_bytes()).collect();
-    hmac_sha256::Hash::hash(&bytes)
+    hawser_oob::sha256::hash(&bytes)
 }
 
 fn child_secret(parent: &Secret, count: u32, digest: &[u8; 32]) -> Secret {
     let said = [&b"hawser split"[..], &count.to_le_bytes(), digest].concat();
-    hmac_sha256::HMAC::mac(said, parent)
+    hawser_oob::sha256::mac(parent, &said)
 }

@@ -15,7 +15,7 @@ use super::wire::{
 use super::{Bootstrap, Settings, Tag, random};
 use hawser_base::error::{Error, Result};
 use hawser_base::wait::{AbortFlag, Wait};
-use hmac_sha256::HMAC;
+use hawser_oob::sha256;
 
 /// The time for which a leader that fails tries to tell the others.
 const TELL: Duration = Duration::from_secs(1);
@@ -81,7 +81,7 @@ impl Bootstrap {
         let peers = members.iter().zip(&cards).map(|(member, (_, card))| read_card(*member, card, &digest));
         let peers = peers.collect::<Result<Vec<PeerAddress>>>()?;
         // The nonce is fresh, and only ranks of the parent know its secret.
-        let secret = HMAC::mac([&b"hawser subset"[..], cards[0].0, &digest].concat(), self.secret);
+        let secret = sha256::mac(&self.secret, &[&b"hawser subset"[..], cards[0].0, &digest].concat());
         let place = members.iter().position(|member| *member == self.rank).unwrap_or(0);
         let label = format!("{} / {} of {} ranks", self.label, members.len(), self.nranks);
         let listeners = (members.len() > 1).then_some(listeners);

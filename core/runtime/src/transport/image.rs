@@ -11,14 +11,15 @@ use super::{ConnectionTable, Peers, bytes_of};
 /// follows.
 const DEPS_BYTES: u64 = 8 + 8 * MAX_BLOCKS as u64;
 
+/// The bytes of the table of connections that are written at a time.
+const TABLE_BYTES_AT_ONCE: usize = 64 << 10;
+
 /// The image of a communicator in device memory, and the tables that it leads to.
 pub struct Image {
     /// The image itself, a [`DevComm`].
     dev_comm: Memory,
     /// The counters of FIFOs, the table of connections, and what channels tell each other.
     tables: [Memory; 3],
-    /// The table of connections, for the net transport to go on with.
-    pub connections: ConnectionTable,
     entry: Entry,
 }
 
@@ -35,9 +36,7 @@ impl Image {
         let entries = u64::from(layout.lanes) * u64::from(layout.columns());
         let counters = device.alloc(entries * COUNTER_BYTES)?;
         let deps = device.alloc(DEPS_BYTES + 4)?;
-        let table = conn_table(layout, (peers.rank, peers.places), starts, counters.addr);
         let conns = device.alloc(entries * size_of::<Conn>() as u64)?;
-        device.upload(conns.addr, bytes_of(&table))?;
         let (abort, report) = control;
         let image = DevComm {
             conns: conns.addr,
@@ -56,8 +55,25 @@ impl Image {
             columns: image.ranks,
             fifo_offset: 0,
         };
-        let connections = ConnectionTable { conns: conns.addr, table };
-        Ok(Self { dev_comm, tables: [counters, conns, deps], connections, entry })
+        let image = Self { dev_comm, tables: [counters, conns, deps], entry };
+        image.write_conns(device, layout, (peers.rank, peers.places), starts)?;
+        Ok(image)
+    }
+
+    /// The table of connections, for the net transport to go on with.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn connections(&self, device: &dyn Device, layout: &HeapLayout) -> Result<ConnectionTable> {
+        let conns = self.entry.conns;
+        let mut bytes = vec![0; (layout.lanes * layout.columns()) as usize * size_of::<Conn>()];
+        device.download(conns, &mut bytes)?;
+        let entry = |bytes: &[u8]| {
+            // SAFETY: the device has the table as it was written, and an entry is made of numbers only.
+            unsafe { bytes.as_ptr().cast::<Conn>().read_unaligned() }
+        };
+        let table = bytes.chunks_exact(size_of::<Conn>()).map(entry).collect();
+        Ok(ConnectionTable { conns, table })
     }
 
     /// The address of the image.
@@ -86,8 +102,28 @@ impl Image {
         own: (u32, &[u32]),
         starts: &[Option<u64>],
     ) -> Result<()> {
-        let table = conn_table(layout, own, Some(starts), self.entry.counters);
-        device.upload(self.entry.conns, bytes_of(&table))
+        self.write_conns(device, layout, own, Some(starts))
+    }
+
+    /// Writes the table of connections, some lanes at a time: a whole one of many ranks is long.
+    fn write_conns(
+        &self,
+        device: &dyn Device,
+        layout: &HeapLayout,
+        own: (u32, &[u32]),
+        starts: Option<&[Option<u64>]>,
+    ) -> Result<()> {
+        let lane_bytes = layout.columns() as usize * size_of::<Conn>();
+        let at_once = (TABLE_BYTES_AT_ONCE / lane_bytes.max(1)).max(1) as u32;
+        let mut entries = Vec::new();
+        for first in (0..layout.lanes).step_by(at_once as usize) {
+            entries.clear();
+            for lane in first..layout.lanes.min(first + at_once) {
+                push_lane(&mut entries, lane, layout, own, starts, self.entry.counters);
+            }
+            device.upload(self.entry.conns + u64::from(first) * lane_bytes as u64, bytes_of(&entries))?;
+        }
+        Ok(())
     }
 
     /// Bytes of device memory.
@@ -106,34 +142,33 @@ impl Image {
     }
 }
 
-/// The entries of the ranks of this host whose FIFOs are there; those of others have only their counters.
-fn conn_table(
+/// Adds a lane's entries of the ranks of this host whose FIFOs are there; those of others have only their
+/// counters.
+fn push_lane(
+    table: &mut Vec<Conn>,
+    lane: u32,
     layout: &HeapLayout,
     (rank, places): (u32, &[u32]),
     starts: Option<&[Option<u64>]>,
     counters: u64,
-) -> Vec<Conn> {
-    let mut table = Vec::with_capacity((layout.lanes * layout.columns()) as usize);
-    for lane in 0..layout.lanes {
-        for peer in 0..layout.columns() {
-            let index = u64::from(lane) * u64::from(layout.columns()) + u64::from(peer);
-            let conn = Conn { counters: counters + index * COUNTER_BYTES, ..Conn::default() };
-            let start = |of: u32| starts.and_then(|starts| *starts.get(of as usize)?);
-            let (Some(own), Some(theirs)) = (start(rank), start(peer).filter(|_| peer != rank)) else {
-                table.push(conn);
-                continue;
-            };
-            let (here, there) = (places[rank as usize], places[peer as usize]);
-            table.push(Conn {
-                send_fifo: theirs + layout.fifo(lane, here),
-                send_tail: theirs + layout.tail(lane, here),
-                send_credit: own + layout.credit(lane, there),
-                recv_fifo: own + layout.fifo(lane, there),
-                recv_tail: own + layout.tail(lane, there),
-                recv_credit: theirs + layout.credit(lane, here),
-                ..conn
-            });
-        }
+) {
+    for peer in 0..layout.columns() {
+        let index = u64::from(lane) * u64::from(layout.columns()) + u64::from(peer);
+        let conn = Conn { counters: counters + index * COUNTER_BYTES, ..Conn::default() };
+        let start = |of: u32| starts.and_then(|starts| *starts.get(of as usize)?);
+        let (Some(own), Some(theirs)) = (start(rank), start(peer).filter(|_| peer != rank)) else {
+            table.push(conn);
+            continue;
+        };
+        let (here, there) = (places[rank as usize], places[peer as usize]);
+        table.push(Conn {
+            send_fifo: theirs + layout.fifo(lane, here),
+            send_tail: theirs + layout.tail(lane, here),
+            send_credit: own + layout.credit(lane, there),
+            recv_fifo: own + layout.fifo(lane, there),
+            recv_tail: own + layout.tail(lane, there),
+            recv_credit: theirs + layout.credit(lane, here),
+            ..conn
+        });
     }
-    table
 }

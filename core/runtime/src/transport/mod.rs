@@ -151,8 +151,11 @@ impl PeerMemory {
     }
 
     /// The table of connections, for the net transport to go on with.
-    pub fn connections(&self) -> ConnectionTable {
-        self.image.connections.clone()
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn connections(&self, device: &dyn Device) -> Result<ConnectionTable> {
+        self.image.connections(device, &self.layout)
     }
 
     /// True if this rank and the others of its host have VMM and share device memory by descriptors.

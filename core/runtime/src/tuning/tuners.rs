@@ -161,7 +161,7 @@ impl Tuners {
         let shared = tuners.shared();
         let compared: Vec<(&str, u64)> =
             shared.iter().flatten().map(|tuner| (&*tuner.name, tuner.digest)).collect();
-        let digest = hmac_sha256::Hash::hash(&record::encode(&compared));
+        let digest = hawser_oob::sha256::hash(&record::encode(&compared));
         let first = digest.first_chunk().copied().unwrap_or_default();
         Ok((tuners, u64::from_le_bytes(first)))
     }

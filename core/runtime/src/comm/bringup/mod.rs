@@ -148,7 +148,7 @@ impl Own<'_> {
                 layout: &layout,
                 place: places[rank as usize],
                 rail: rail(hosts, places, rank),
-                connections: peer_memory.connections(),
+                connections: peer_memory.connections(device)?,
                 abort: self.abort,
                 staged: layout.staging.map(|_| inter_node::slot_bytes(topology, plan_config)),
             };
