@@ -37,14 +37,15 @@ pub fn run(operations: u64) -> std::result::Result<(), String> {
     let grown = resident_kib().saturating_sub(before);
     comms.iter().flatten().try_for_each(Comm::destroy).map_err(failed)?;
     let text = format!(
-        "{operations} operations on {COMMS} communicators: {grown} KiB more, {} looks at the journals, {} answers",
+        "{operations} operations on {COMMS} communicators: {grown} KiB more, {} looks at the journals, \
+         {} answers",
         seen.looks, seen.answers
     );
     println!("{text}");
     if grown > MEMORY { Err(text) } else { Ok(()) }
 }
 
-/// What those who read have been told.
+/// The number of times that those who read have been told something.
 struct Seen {
     looks: u64,
     answers: u64,
