@@ -5,8 +5,9 @@ Every rank is a process, and they share the GPUs that there are. One is killed (
 with no settings for deadlines; with every second kill the dying rank has a forked child that lives on.
 Every survivor must end with an error that names the killed rank (in the phase `destroy` it may also end
 well). Prints a line for each kill with the time until the last survivor ended; the exit code is 1 if one
-hung or blamed another rank. Last, a forked child calls the library: it must get an error, and its parent's
-results must stay right. Needs a GPU, no framework.
+hung or blamed another rank. Then a forked child calls the library: it must get an error, and its parent's
+results must stay right. Last, all ranks have closed their descriptors 0 to 2 before init, and log with
+INFO: results must stay right, though connections might have had these numbers. Needs a GPU, no framework.
 """
 
 import argparse
@@ -54,9 +55,10 @@ def main():
         bad += text is not None
         slowest = max(slowest, seconds)
         print(f"kill {number:3} {phase:9} rank {victim}  {seconds:5.2f} s  {text or 'ok'}", flush=True)
-    wrong = fork_and_call(options)
-    print(f"forked child that calls: {wrong or 'ok'}")
-    bad += wrong is not None
+    for phase, what in (("fork", "forked child that calls"), ("closed", "descriptors 0 to 2 closed")):
+        wrong = all_end_well(options, phase)
+        print(f"{what}: {wrong or 'ok'}")
+        bad += wrong is not None
     print(f"{options.kills} kills, {bad} wrong, the slowest survivor ended after {slowest:.2f} s")
     return 1 if bad else 0
 
@@ -89,7 +91,8 @@ print("GPUs" if found else "none")
 
 def start(options, phase, victim, forked, identity, place="one host"):
     """The processes of all ranks."""
-    env = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
+    level = "INFO" if phase == "closed" else "WARN"
+    env = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": level}
     ranks = []
     for rank in range(options.ranks):
         words = [sys.executable, __file__, options.library, str(options.ranks), "--child", str(rank)]
@@ -175,9 +178,10 @@ def leave(options, phase, place):
     return "; ".join(problem for problem in problems if problem) or None
 
 
-def fork_and_call(options):
+def all_end_well(options, phase):
+    """What is wrong with a phase in which no rank fails, or None."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = start(options, "fork", -1, False, os.path.join(folder, "id"))
+        ranks = start(options, phase, -1, False, os.path.join(folder, "id"))
         try:
             for rank, child in enumerate(ranks):
                 text = child.communicate(timeout=SLOWEST)[0].decode(errors="replace")
@@ -209,11 +213,16 @@ class Rank:
     def run(self):
         try:
             self.open_gpu()
+            if self.options.phase == "closed":
+                # After the driver has its descriptors; nobody can read what is printed, the exit code tells.
+                os.closerange(0, 3)
             if self.options.phase == "init":
                 print("ready", flush=True)
             self.join()
             if self.options.phase == "fork":
                 return self.fork()
+            if self.options.phase == "closed":
+                return self.check_sums(200)
             if self.options.forked and os.fork() == 0:
                 time.sleep(90)
                 os._exit(0)
@@ -336,11 +345,16 @@ class Rank:
             os._exit(0 if code != 0 else 1)
         if os.waitpid(child, 0)[1] != 0:
             raise Failed("a forked child's call was not refused")
-        self.collective(1024)
-        result = (ctypes.c_float * 1024)()
-        self.cuda("cuMemcpyDtoH_v2", result, ctypes.c_uint64(self.memory[1]), SIZE(4096))
-        if any(value != self.options.ranks for value in result):
-            raise Failed(f"the sum after a fork is {result[0]}, not {self.options.ranks}")
+        self.check_sums(1)
+
+    def check_sums(self, times):
+        """Ends this rank: well if so many sums are right."""
+        for _ in range(times):
+            self.collective(1024)
+            result = (ctypes.c_float * 1024)()
+            self.cuda("cuMemcpyDtoH_v2", result, ctypes.c_uint64(self.memory[1]), SIZE(4096))
+            if any(value != self.options.ranks for value in result):
+                raise Failed(f"the sum is {result[0]}, not {self.options.ranks}")
         os._exit(0)
 
 

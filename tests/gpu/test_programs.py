@@ -164,6 +164,12 @@ def test_ddp_shapes(script, library, ranks):
     script("ddp_shapes", library, max(ranks, 4), seconds=180)
 
 
+@pytest.mark.gpu
+@pytest.mark.torch
+def test_dataloader(script, library, ranks):
+    script("dataloader", library, max(ranks, 8), seconds=300)
+
+
 @pytest.mark.host
 @pytest.mark.torch
 def test_adaptive(script, library, ranks):
