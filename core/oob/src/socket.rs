@@ -4,12 +4,10 @@
 //! a SIGPIPE.
 
 use rustix::io::Errno;
-use rustix::net::{
-    self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType, sockopt,
-};
+use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, sockopt};
 use std::fmt;
-use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 /// Connections the kernel keeps for us until we accept them (cut to net.core.somaxconn).
@@ -130,9 +128,8 @@ impl fmt::Display for Caller {
 /// # Errors
 /// The kernel's refusal; most likely the process has no descriptors left.
 pub fn accept(listener: BorrowedFd<'_>, options: &Options) -> Result<Option<(OwnedFd, Caller)>, Errno> {
-    match net::acceptfrom_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+    match take_connection(listener) {
         Ok((fd, from)) => {
-            let from = from.and_then(|address| SocketAddr::try_from(address).ok());
             if from.is_some() {
                 options.apply(fd.as_fd());
             }
@@ -144,6 +141,34 @@ pub fn accept(listener: BorrowedFd<'_>, options: &Options) -> Result<Option<(Own
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => Ok(None),
         Err(errno) => Err(errno),
     }
+}
+
+/// Takes a connection, with the address of the caller if that is one of TCP. By the C library's function, as
+/// in [`open`].
+fn take_connection(listener: BorrowedFd<'_>) -> Result<(OwnedFd, Option<SocketAddr>), Errno> {
+    // SAFETY: plain numbers, for which zeros will do.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&storage) as libc::socklen_t;
+    let (address, flags) = ((&raw mut storage).cast(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK);
+    // SAFETY: the kernel writes at most `length` bytes of the address.
+    let fd = unsafe { libc::accept4(listener.as_raw_fd(), address, &raw mut length, flags) };
+    let fd = owned(fd)?;
+    let from = match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the kernel has written an address of this family, which the storage has room for.
+            let v4 = unsafe { &*(&raw const storage).cast::<libc::sockaddr_in>() };
+            let ip = Ipv4Addr::from(u32::from_be(v4.sin_addr.s_addr));
+            Some(SocketAddr::from((ip, u16::from_be(v4.sin_port))))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { &*(&raw const storage).cast::<libc::sockaddr_in6>() };
+            let ip = Ipv6Addr::from(v6.sin6_addr.s6_addr);
+            Some(SocketAddr::from((ip, u16::from_be(v6.sin6_port))))
+        }
+        _ => None,
+    };
+    Ok((fd, from))
 }
 
 /// The place on this host that a connection starts from.
@@ -307,8 +332,21 @@ pub fn random<const N: usize>() -> Result<[u8; N], Errno> {
     Ok(bytes)
 }
 
+/// A socket, by the C library's function, which a program may replace, unlike rustix' (the twin notes whose
+/// socket it is).
 fn open(family: AddressFamily) -> Result<OwnedFd, Errno> {
-    net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+    // SAFETY: it takes numbers only.
+    owned(unsafe { libc::socket(family.as_raw().into(), kind, 0) })
+}
+
+/// The descriptor that a function of the C library has just made, or its error.
+fn owned(fd: i32) -> Result<OwnedFd, Errno> {
+    if fd < 0 {
+        return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
+    }
+    // SAFETY: it is new, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn tcp_family(address: &SocketAddr) -> AddressFamily {

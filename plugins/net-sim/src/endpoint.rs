@@ -10,7 +10,8 @@ use hawser_plugin::{Error, ErrorKind, Result};
 
 use crate::conditions::{Conditions, Draws};
 use crate::link::{Link, Nic, RECEIVER, SENDER};
-use crate::{Clock, violated};
+use crate::places::{Place, Site};
+use crate::{Clock, Fabric, violated};
 
 const MAGIC: &[u8; 8] = b"hawsrsim";
 
@@ -23,6 +24,7 @@ pub struct Context {
     parts: Arc<AtomicU64>,
     nics: [Arc<Nic>; DEVICES as usize],
     clock: Clock,
+    site: Arc<Site>,
 }
 
 type Shared = Arc<Mutex<Link>>;
@@ -35,14 +37,15 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Context {
-    pub fn new(conditions: Arc<Conditions>, parts: Arc<AtomicU64>, clock: Clock) -> Self {
+    /// A context of a thread that is at a place.
+    pub fn new(Fabric { conditions, parts, clock, places }: Fabric, place: Place) -> Self {
         let nics = [(); DEVICES as usize].map(|()| {
             let mut draws = Draws::new(conditions.seed, parts.fetch_add(1, Ordering::Relaxed));
             let dies = draws.percent(conditions.nic_deaths);
             let left = if dies { 1 + draws.below(conditions.within) } else { u64::MAX };
             Arc::new(Nic { left: AtomicU64::new(left) })
         });
-        Self { conditions, parts, nics, clock }
+        Self { conditions, parts, nics, clock, site: places.site(place) }
     }
 
     fn nic(&self, device: u32) -> Result<&Arc<Nic>> {
@@ -69,6 +72,7 @@ impl NetContext for Context {
         let nic = self.nic(device)?.clone();
         let mut link = Link::new(self.conditions.clone(), self.parts.fetch_add(1, Ordering::Relaxed));
         link.nics[RECEIVER] = Some(nic);
+        link.sites[RECEIVER] = Some(self.site.clone());
         let (link, number) = (Arc::new(Mutex::new(link)), NEXT.fetch_add(1, Ordering::Relaxed));
         lock(&PLACES).insert(number, link.clone());
         let mut handle = [0; HANDLE_BYTES];
@@ -96,7 +100,13 @@ impl NetContext for Context {
             let refused = std::io::Error::from_raw_os_error(111);
             return Err(Error::system("connecting through the simulated net", refused));
         }
-        lock(link).nics[SENDER] = Some(nic);
+        let mut found = lock(link);
+        if found.is_closed(RECEIVER) {
+            return Err(Error::remote("nobody listens there in the simulated net any more"));
+        }
+        found.nics[SENDER] = Some(nic);
+        found.sites[SENDER] = Some(self.site.clone());
+        drop(found);
         let link = places.remove(&number).expect("it is there");
         Ok(Box::new(Waiting { link, place: None, clock: self.clock }))
     }
@@ -135,7 +145,7 @@ impl Drop for Waiting {
 impl Connector for Waiting {
     fn poll(&mut self) -> Result<Option<Box<dyn Sender>>> {
         let mut link = lock(&self.link);
-        if link.not_now() {
+        if link.is_held_back(SENDER)? || link.not_now() {
             return Ok(None);
         }
         if link.is_closed(RECEIVER) {
@@ -150,7 +160,7 @@ impl Connector for Waiting {
 impl Listener for Waiting {
     fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>> {
         let mut link = lock(&self.link);
-        if !link.is_connected || link.not_now() {
+        if link.is_held_back(RECEIVER)? || !link.is_connected || link.not_now() {
             return Ok(None);
         }
         link.is_accepted = true;

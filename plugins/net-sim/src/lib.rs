@@ -12,10 +12,14 @@
 //! assert_eq!(context.devices()?, 2);
 //! # Ok::<(), hawser_plugin::Error>(())
 //! ```
+//!
+//! A program that runs several simulated hosts says by [`set_place`] on which of them a thread is. It can
+//! then end the process of a host, the host, or a switch between hosts ([`end`], [`cut`]).
 
 mod conditions;
 mod endpoint;
 mod link;
+mod places;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -25,6 +29,8 @@ use hawser_plugin::net::{Net, NetConfig, NetContext};
 use hawser_plugin::{BuiltIn, Component, Error, ErrorKind, Result, inventory, settings};
 
 pub use conditions::{Conditions, Draws};
+use places::Places;
+pub use places::{Cut, Fate, Place};
 
 /// The time since some moment, as a function.
 pub type Clock = fn() -> Duration;
@@ -36,15 +42,16 @@ inventory::submit! {
 
 /// Conditions, and how many draws have been made under them.
 #[derive(Clone)]
-struct Fabric {
-    conditions: Arc<Conditions>,
-    parts: Arc<AtomicU64>,
-    clock: Clock,
+pub(crate) struct Fabric {
+    pub conditions: Arc<Conditions>,
+    pub parts: Arc<AtomicU64>,
+    pub clock: Clock,
+    pub places: Arc<Places>,
 }
 
 impl Fabric {
     fn new(conditions: Conditions, clock: Clock) -> Self {
-        Self { conditions: Arc::new(conditions), parts: Arc::default(), clock }
+        Self { conditions: Arc::new(conditions), parts: Arc::default(), clock, places: Arc::default() }
     }
 }
 
@@ -67,6 +74,35 @@ static CURRENT: Mutex<Option<Fabric>> = Mutex::new(None);
 /// the clock that it goes by.
 pub fn set_conditions(conditions: Conditions, clock: Option<Clock>) {
     *lock(&CURRENT) = Some(Fabric::new(conditions, clock.unwrap_or(monotonic)));
+}
+
+/// Sets the function that says at which place the calling thread is, for communicators that open the net from
+/// now on. Without it all are at place 0.
+pub fn set_place(place: fn() -> Place) {
+    *lock(&PLACE) = Some(place);
+}
+
+static PLACE: Mutex<Option<fn() -> Place>> = Mutex::new(None);
+
+/// Ends all that is at some places of the built-in net.
+pub fn end(places: &[Place], fate: Fate) {
+    if let Some(fabric) = &*lock(&CURRENT) {
+        fabric.places.end(places, fate);
+    }
+}
+
+/// Ends the connections of the built-in net between one set of places and another one.
+pub fn cut(sides: [&[Place]; 2], cut: Cut) {
+    if let Some(fabric) = &*lock(&CURRENT) {
+        fabric.places.cut(sides, cut);
+    }
+}
+
+/// Calls from places that have come to their end fail from now on: who made them may clean up.
+pub fn let_go() {
+    if let Some(fabric) = &*lock(&CURRENT) {
+        fabric.places.let_go();
+    }
 }
 
 fn current() -> Result<Fabric> {
@@ -93,8 +129,9 @@ impl Net for SimNet {
     }
 
     fn open(&self, _config: &NetConfig) -> Result<Box<dyn NetContext>> {
-        let Fabric { conditions, parts, clock } = self.own.clone().map_or_else(current, Ok)?;
-        Ok(Box::new(endpoint::Context::new(conditions, parts, clock)))
+        let fabric = self.own.clone().map_or_else(current, Ok)?;
+        let place = lock(&PLACE).map_or(0, |place| place());
+        Ok(Box::new(endpoint::Context::new(fabric, place)))
     }
 }
 
@@ -119,6 +156,48 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hawser_plugin::net::*;
+
+    /// Both ends of a connection between two places.
+    fn connection(net: &SimNet, places: [Place; 2]) -> (Box<dyn Sender>, Box<dyn Receiver>) {
+        let fabric = net.own.clone().unwrap();
+        let [near, far] = places.map(|place| endpoint::Context::new(fabric.clone(), place));
+        let (handle, mut listener) = far.listen(0).unwrap();
+        let mut connector = near.connect(0, &handle).unwrap();
+        let sender = connector.poll().unwrap().unwrap();
+        (sender, listener.accept().unwrap().unwrap())
+    }
+
+    /// Begins a send of a byte, or says why not.
+    fn send(sender: &mut Box<dyn Sender>, byte: &u8) -> Result<Option<Request>> {
+        let addr = std::ptr::from_ref(byte) as u64;
+        let region = Region { addr, bytes: 1, kind: MemoryKinds::HOST, dmabuf: None };
+        // SAFETY: the byte outlives the connection.
+        let registration = unsafe { sender.register(&region)? };
+        // SAFETY: as above.
+        unsafe { sender.isend(&Segment { addr, bytes: 1, tag: 0, registration, profile: 0 }) }
+    }
+
+    #[test]
+    fn ends_of_places_are_told_or_not() {
+        let byte = 7;
+        for (fate, cut, is_told) in [
+            (Some(Fate::Ended), None, true),
+            (Some(Fate::Silent), None, false),
+            (None, Some(Cut::Told), true),
+            (None, Some(Cut::Silent), false),
+        ] {
+            let net = SimNet::with(Conditions::default());
+            let (mut sender, _receiver) = connection(&net, [1, 2]);
+            let (mut other, _other) = connection(&net, [3, 3]);
+            assert!(send(&mut sender, &byte).unwrap().is_some());
+            let places = &net.own.as_ref().unwrap().places;
+            fate.inspect(|fate| places.end(&[2], *fate));
+            cut.inspect(|cut| places.cut([&[1], &[2]], *cut));
+            assert_eq!(send(&mut sender, &byte).is_err(), is_told, "{fate:?} {cut:?}");
+            assert!(send(&mut other, &byte).unwrap().is_some());
+        }
+    }
 
     mod calm {
         hawser_plugin_testkit::net_suite!(std::sync::Arc::new(super::SimNet::with(Default::default())));

@@ -14,6 +14,7 @@ use hawser_plugin::net::Segment;
 use hawser_plugin::{Error, ErrorKind, Result};
 
 use crate::conditions::{Conditions, Draws};
+use crate::places::{Cut, Fate, Site};
 
 /// The ends of a connection, as indices.
 pub const SENDER: usize = 0;
@@ -78,6 +79,8 @@ pub struct Link {
     told: Told,
     is_dead: bool,
     pub nics: [Option<Arc<Nic>>; 2],
+    /// The places of the ends.
+    pub sites: [Option<Arc<Site>>; 2],
     pub is_accepted: bool,
     pub is_connected: bool,
     closed: [bool; 2],
@@ -105,6 +108,7 @@ impl Link {
             told: if dies { Told::Ends(ends) } else { Told::Nobody },
             is_dead: false,
             nics: [None, None],
+            sites: [None, None],
             is_accepted: false,
             is_connected: false,
             closed: [false; 2],
@@ -116,6 +120,44 @@ impl Link {
     pub fn not_now(&mut self) -> bool {
         let percent = self.conditions.not_now;
         percent > 0 && self.draws.percent(percent)
+    }
+
+    /// True if an end gets no answer: whoever is there has come to an end.
+    ///
+    /// # Errors
+    /// It has, and may clean up by now.
+    pub fn is_held_back(&mut self, end: usize) -> Result<bool> {
+        self.follow_fates();
+        let Some(site) = self.sites[end].as_deref() else { return Ok(false) };
+        let has_ended = site.fate().is_some();
+        if has_ended && site.lets_go() {
+            return Err(Error::remote("this end of the simulated net has come to its end"));
+        }
+        // Who is silent hears nothing from others either.
+        let other = self.sites[1 - end].as_deref();
+        Ok(has_ended || other.is_some_and(|other| other.fate() == Some(Fate::Silent)))
+    }
+
+    /// What has become of the places of the ends becomes of the connection.
+    fn follow_fates(&mut self) {
+        let fates = [SENDER, RECEIVER].map(|end| self.sites[end].as_ref().and_then(|site| site.fate()));
+        for end in [SENDER, RECEIVER] {
+            if fates[end] == Some(Fate::Ended) && !self.closed[end] {
+                self.close(end);
+            }
+        }
+        let between = match &self.sites {
+            [Some(one), Some(other)] => one.cut_from(other),
+            _ => None,
+        };
+        if self.is_dead {
+            return;
+        }
+        if fates.contains(&Some(Fate::Silent)) || between == Some(Cut::Silent) {
+            (self.is_dead, self.told) = (true, Told::Nobody);
+        } else if between == Some(Cut::Told) {
+            (self.is_dead, self.told) = (true, Told::Ends([true, true]));
+        }
     }
 
     /// The error that an end gets now, if any.
@@ -134,6 +176,9 @@ impl Link {
 
     /// Begins a send.
     pub fn post_send(&mut self, segment: &Segment, now: Duration) -> Result<Option<u64>> {
+        if self.is_held_back(SENDER)? {
+            return Ok(None);
+        }
         self.advance(now);
         self.failure(SENDER)?;
         if self.closed[RECEIVER] {
@@ -154,6 +199,9 @@ impl Link {
 
     /// Begins a receive.
     pub fn post_receive(&mut self, segment: &Segment, now: Duration) -> Result<Option<u64>> {
+        if self.is_held_back(RECEIVER)? {
+            return Ok(None);
+        }
         self.advance(now);
         self.failure(RECEIVER)?;
         if self.not_now() {
@@ -172,6 +220,9 @@ impl Link {
 
     /// The bytes of a request of an end that is over, which is forgotten with that.
     pub fn test(&mut self, end: usize, request: u64, now: Duration) -> Result<Option<usize>> {
+        if self.is_held_back(end)? {
+            return Ok(None);
+        }
         self.advance(now);
         if let Some(at) = self.over[end].iter().position(|(over, _)| *over == request) {
             return if self.not_now() { Ok(None) } else { Ok(Some(self.over[end].swap_remove(at).1)) };
@@ -195,7 +246,8 @@ impl Link {
         queue.iter().any(|posted| posted.segment.bytes > 0 && inside(posted))
     }
 
-    pub fn is_closed(&self, end: usize) -> bool {
+    pub fn is_closed(&mut self, end: usize) -> bool {
+        self.follow_fates();
         self.closed[end]
     }
 
@@ -213,6 +265,7 @@ impl Link {
 
     fn depart(&mut self, now: Duration) {
         while let Some(send) = self.sends.front()
+            && !self.is_dead
             && send.departs <= now
             && (self.wire.len() as u64) < self.conditions.queue
         {

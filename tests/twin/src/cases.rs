@@ -107,6 +107,7 @@ fn of(hosts: &str, conditions: Conditions, acts: Vec<Act>) -> World {
         max_ctas: None,
         on_error: OnError::Revoke,
         acts,
+        death: None,
         parts: 0,
     }
 }

@@ -8,6 +8,8 @@
 //! | [`world`] | the hosts, programs and faults that a seed draws |
 //! | [`step`] | the steps of a program, carried out by a rank |
 //! | [`run`] | a world from init to its end, and the findings |
+//! | [`fates`] | who is dead, and where the others meet |
+//! | `player` | a rank of a world: its steps, its way to the next communicator, and whether errors may be |
 //! | [`holdings`] | the things that a process holds, which worlds must give back |
 //! | [`shrink`] | a failing world, made small |
 //! | [`turns`] | a clock and an order of threads that follow from a seed |
@@ -20,7 +22,9 @@
 //! ```
 
 pub mod cases;
+pub mod fates;
 pub mod holdings;
+mod player;
 pub mod run;
 pub mod shrink;
 pub mod step;

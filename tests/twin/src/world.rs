@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use hawser_net_sim::{Conditions, Draws};
+use hawser_net_sim::{Conditions, Cut, Draws};
 use hawser_types::{Collective, DataType, ReduceOp};
 
 /// The number of a part of a world.
@@ -29,6 +29,8 @@ pub struct World {
     pub on_error: OnError,
     /// The acts.
     pub acts: Vec<Act>,
+    /// The end of a process, a host or a switch.
+    pub death: Option<Death>,
     /// The number of parts that were drawn.
     pub parts: usize,
 }
@@ -50,6 +52,30 @@ pub struct Act {
     pub leave: Option<Leave>,
     /// The way to the next communicator, if nothing failed before.
     pub then: Then,
+}
+
+/// The end of all that some hosts have, in the middle of whatever they do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Death {
+    /// The act in which it happens.
+    pub act: usize,
+    /// Microseconds after the first rank has come to that act.
+    pub after: u64,
+    /// The hosts. The ranks of a host are one process.
+    pub victims: Vec<String>,
+    /// The thing that ends.
+    pub manner: Manner,
+}
+
+/// The things that end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// The processes, as by `kill -9`: the kernel closes their connections.
+    Process,
+    /// The hosts: nothing goes there any more, and nobody is told.
+    Host,
+    /// The switch by which the net of these hosts reaches the others. Control connections go another way.
+    Switch(Cut),
 }
 
 /// A rank that leaves.
@@ -160,8 +186,10 @@ impl World {
         let sm_free = draws.percent(15);
         let max_ctas = draws.percent(30).then(|| 1 + draws.below(4) as u32);
         let on_error = if draws.percent(50) { OnError::Nothing } else { OnError::Revoke };
-        let acts = (0..1 + draws.below(3)).map(|_| draw_act(&mut draws, &mut parts)).collect();
-        Self { seed, hosts, conditions, sm_free, max_ctas, on_error, acts, parts: parts.next }
+        let acts: Vec<Act> = (0..1 + draws.below(3)).map(|_| draw_act(&mut draws, &mut parts)).collect();
+        let death = draw_death(seed, &hosts, acts.len()).filter(|_| !conditions.may_fail());
+        let death = parts.keep(death).flatten();
+        Self { seed, hosts, conditions, sm_free, max_ctas, on_error, acts, death, parts: parts.next }
     }
 
     /// The number of ranks that begin.
@@ -212,6 +240,29 @@ fn draw_conditions(seed: u64, draws: &mut Draws, parts: &mut Parts) -> Condition
         _ => {}
     }
     conditions
+}
+
+/// A quarter of the worlds with several hosts has one, with draws of their own.
+fn draw_death(seed: u64, hosts: &str, acts: usize) -> Option<Death> {
+    let mut draws = Draws::new(seed, 2);
+    let names: BTreeSet<char> = hosts.chars().collect();
+    if names.len() < 2 || !draws.percent(25) {
+        return None;
+    }
+    let act = draws.below(acts as u64) as usize;
+    let longest = [300, 5_000, 50_000, 400_000][draws.below(4) as usize];
+    let after = draws.below(longest);
+    let manner = match draws.below(10) {
+        0..5 => Manner::Process,
+        5..8 => Manner::Host,
+        8 => Manner::Switch(Cut::Told),
+        _ => Manner::Switch(Cut::Silent),
+    };
+    let mut names: Vec<char> = names.into_iter().collect();
+    let most = if draws.percent(25) { names.len() as u64 - 1 } else { 1 };
+    let victims = 1 + draws.below(most) as usize;
+    let draw = |_| names.swap_remove(draws.below(names.len() as u64) as usize).to_string();
+    Some(Death { act, after, victims: (0..victims).map(draw).collect(), manner })
 }
 
 fn draw_act(draws: &mut Draws, parts: &mut Parts) -> Act {
@@ -309,7 +360,7 @@ mod tests {
             let all: BTreeSet<Part> = (0..world.parts).collect();
             let bare = World::draw(seed, &all);
             assert!(bare.acts.iter().all(|act| act.steps.is_empty() && act.leave.is_none()));
-            assert!(!bare.conditions.may_fail());
+            assert!(!bare.conditions.may_fail() && bare.death.is_none());
         }
     }
 

@@ -33,11 +33,27 @@ fn what_was_found_stays_mended() {
 /// The trace has the moment of each step, so it differs as soon as one turn does.
 #[test]
 fn the_same_seed_gives_the_same_trace() {
-    for seed in 1..=12 {
+    for seed in (1..=12).chain(DEATHS.map(|(seed, _)| seed)) {
         let trace = || simulate(&["--seed", &seed.to_string(), "--trace"]);
         let first = trace();
-        assert!(first.contains(" us] init: done"), "{first}");
+        assert!(first.contains(" us] init: "), "{first}");
         assert_eq!(first, trace(), "seed {seed}");
+    }
+}
+
+/// Worlds in which something dies, and what their traces say of that.
+const DEATHS: [(u64, &str); 3] = [(92, "Process"), (327, "Host"), (96, "Switch(Silent)")];
+
+#[test]
+fn processes_hosts_and_switches_die_and_survivors_are_told() {
+    for (seed, what) in DEATHS {
+        let trace = simulate(&["--seed", &seed.to_string(), "--trace"]);
+        assert!(trace.contains(what) && trace.contains(" ends: ranks ["), "seed {seed}: {trace}");
+    }
+    // All but the last have survivors that wait for the dead.
+    for (seed, _) in &DEATHS[..2] {
+        let trace = simulate(&["--seed", &seed.to_string(), "--trace"]);
+        assert!(trace.contains(": Remote: ") && trace.contains(" has died "), "seed {seed}: {trace}");
     }
 }
 

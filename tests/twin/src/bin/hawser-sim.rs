@@ -34,11 +34,12 @@ const BATCH: u64 = 64;
 const GROWTH: usize = 40_000;
 
 /// The settings of all worlds.
-const SETTINGS: [(&str, &str); 9] = [
+const SETTINGS: [(&str, &str); 10] = [
     ("HAWSER_DEVICE", "host"),
     ("HAWSER_OP_TIMEOUT", "20"),
     ("HAWSER_INIT_TIMEOUT", "20"),
     ("HAWSER_RULES_TIMEOUT", "20"),
+    ("HAWSER_HEARTBEAT", "5"),
     ("HAWSER_HANG_AFTER", "0"),
     ("HAWSER_RUNTIME_DIR", "none"),
     ("NCCL_RAS_ENABLE", "0"),

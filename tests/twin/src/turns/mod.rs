@@ -11,8 +11,11 @@
 //! |---|---|
 //! | `schedule` | the clock, the threads' states, and who is next |
 //! | `replaced` | the functions of the C library |
+//! | `sockets` | whose sockets are whose |
 
 mod replaced;
 mod schedule;
+mod sockets;
 
-pub use replaced::{begin, freeze, part, reseed, turns};
+pub use replaced::{begin, freeze, go_on, group, part, reseed, stop, turns};
+pub use sockets::cut_sockets;

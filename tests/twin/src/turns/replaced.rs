@@ -4,17 +4,19 @@
 //! on). They stand aside for threads that began before [`begin`], or if it was never called.
 
 use std::cell::{Cell, UnsafeCell};
+use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_long, c_ulong, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use libc::{nfds_t, pollfd, pthread_attr_t, pthread_t, sigset_t, ssize_t, timespec};
+use libc::{nfds_t, pollfd, pthread_attr_t, pthread_t, sigset_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use super::schedule::{Reason, Schedule, State, Thread};
+use super::sockets::{accept4, socket};
 
 /// The real functions.
-struct Real {
+pub(super) struct Real {
     syscall: unsafe extern "C" fn(c_long, ...) -> c_long,
     poll: unsafe extern "C" fn(*mut pollfd, nfds_t, c_int) -> c_int,
     ppoll: unsafe extern "C" fn(*mut pollfd, nfds_t, *const timespec, *const sigset_t) -> c_int,
@@ -24,11 +26,14 @@ struct Real {
     sched_yield: unsafe extern "C" fn() -> c_int,
     pthread_create: unsafe extern "C" fn(*mut pthread_t, *const pthread_attr_t, Start, *mut c_void) -> c_int,
     pthread_join: unsafe extern "C" fn(pthread_t, *mut *mut c_void) -> c_int,
+    pthread_setname_np: unsafe extern "C" fn(pthread_t, *const c_char) -> c_int,
+    pub(super) socket: unsafe extern "C" fn(c_int, c_int, c_int) -> c_int,
+    pub(super) accept4: unsafe extern "C" fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int,
 }
 
 type Start = extern "C" fn(*mut c_void) -> *mut c_void;
 
-fn real() -> &'static Real {
+pub(super) fn real() -> &'static Real {
     static REAL: OnceLock<Real> = OnceLock::new();
     fn find<F: Copy>(name: &std::ffi::CStr) -> F {
         // SAFETY: the name is a string with an end.
@@ -47,14 +52,19 @@ fn real() -> &'static Real {
         sched_yield: find(c"sched_yield"),
         pthread_create: find(c"pthread_create"),
         pthread_join: find(c"pthread_join"),
+        pthread_setname_np: find(c"pthread_setname_np"),
+        socket: find(c"socket"),
+        accept4: find(c"accept4"),
     })
 }
 
 /// The state that belongs to the thread whose turn it is.
-struct Turns {
-    schedule: Schedule,
+pub(super) struct Turns {
+    pub(super) schedule: Schedule,
     /// By thread: 1 when its turn comes, and the handle by which others join it.
     places: Vec<(&'static AtomicU32, Option<pthread_t>)>,
+    /// By descriptor: the group whose thread made the last socket of that number.
+    pub(super) sockets: BTreeMap<c_int, usize>,
 }
 
 struct Shared(UnsafeCell<Option<Turns>>);
@@ -70,7 +80,7 @@ thread_local! {
 }
 
 /// Passes the state to a function, if this thread takes turns.
-fn with<T>(act: impl FnOnce(&mut Turns, Thread) -> T) -> Option<T> {
+pub(super) fn with<T>(act: impl FnOnce(&mut Turns, Thread) -> T) -> Option<T> {
     let me = ME.try_with(Cell::get).ok().flatten()?;
     // SAFETY: this thread takes turns and runs, so it has the turn, and `act` does not come back here.
     let turns = unsafe { &mut *SHARED.0.get() }.as_mut()?;
@@ -84,7 +94,7 @@ fn with<T>(act: impl FnOnce(&mut Turns, Thread) -> T) -> Option<T> {
 /// There is another thread already, or the key that tells of ends of threads cannot be made.
 pub fn begin(seed: u64, processor: usize) {
     // The linker takes these from here, not from the C library.
-    let replaced: [*const (); 9] = [
+    let replaced: [*const (); 12] = [
         syscall as *const (),
         poll as *const (),
         ppoll as *const (),
@@ -94,6 +104,9 @@ pub fn begin(seed: u64, processor: usize) {
         sched_yield as *const (),
         pthread_create as *const (),
         pthread_join as *const (),
+        pthread_setname_np as *const (),
+        socket as *const (),
+        accept4 as *const (),
     ];
     std::hint::black_box(replaced);
     real();
@@ -101,7 +114,8 @@ pub fn begin(seed: u64, processor: usize) {
     stay_on(processor);
     let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
     assert_eq!(threads, 1, "turns begin before any other thread does");
-    let turns = Turns { schedule: Schedule::new(seed), places: vec![(new_place(), None)] };
+    let places = vec![(new_place(), None)];
+    let turns = Turns { schedule: Schedule::new(seed), places, sockets: BTreeMap::new() };
     // SAFETY: there is no other thread.
     unsafe { *SHARED.0.get() = Some(turns) };
     ME.set(Some(0));
@@ -128,9 +142,25 @@ pub fn reseed(seed: u64) {
     with(|turns, _| turns.schedule.reseed(seed));
 }
 
-/// This thread and all that it begins from now on are a group that [`freeze`] stops together.
-pub fn part() {
-    with(|turns, me| turns.schedule.part(me));
+/// This thread and all that it begins from now on are a group that [`freeze`] and [`stop`] stop together.
+/// Returns its number, or 0 if no turns are taken.
+pub fn part() -> usize {
+    with(|turns, me| turns.schedule.part(me)).unwrap_or(0)
+}
+
+/// The group of this thread; 0 if it has none of its own.
+pub fn group() -> usize {
+    with(|turns, me| turns.schedule.group(me)).unwrap_or(0)
+}
+
+/// The threads of some groups never run again, until [`go_on`]. Returns false if no turns are taken.
+pub fn stop(groups: &[usize]) -> bool {
+    with(|turns, _| turns.schedule.stop(groups)).is_some()
+}
+
+/// All threads that were stopped run again.
+pub fn go_on() {
+    with(|turns, _| turns.schedule.go_on());
 }
 
 /// The group of this thread has no turn for a time that begins after a while, as if it got a SIGSTOP. Returns
@@ -238,7 +268,7 @@ pub unsafe extern "C" fn clock_gettime(clock: c_int, time: *mut timespec) -> c_i
         return unsafe { (real().clock_gettime)(clock, time) };
     };
     if is_long {
-        give_way();
+        give_way(true);
     }
     // The day on which time began for the twin is as good as any.
     let since = if clock == libc::CLOCK_REALTIME { 1_700_000_000 } else { 0 };
@@ -247,9 +277,9 @@ pub unsafe extern "C" fn clock_gettime(clock: c_int, time: *mut timespec) -> c_i
     0
 }
 
-/// Others have a turn, if they want.
-fn give_way() {
-    with(|turns, _| turns.schedule.yield_turn());
+/// Others have a turn, if they want; `interrupted`: this thread does not wait for anything.
+fn give_way(interrupted: bool) {
+    with(|turns, me| turns.schedule.yield_turn(me, interrupted));
     hand_over();
 }
 
@@ -263,7 +293,7 @@ pub unsafe extern "C" fn sched_yield() -> c_int {
         // SAFETY: it needs nothing.
         return unsafe { (real().sched_yield)() };
     }
-    give_way();
+    give_way(false);
     0
 }
 
@@ -341,7 +371,7 @@ unsafe fn poll_in_turn(fds: *mut pollfd, count: nfds_t, limit: Option<Duration>)
     let found = look();
     if found != 0 || limit == Some(Duration::ZERO) {
         if with(|turns, _| turns.schedule.gives_way()) == Some(true) {
-            give_way();
+            give_way(true);
         }
         return found;
     }
@@ -410,7 +440,7 @@ unsafe fn futex_wait(
 fn futex_wake(futex: usize, most: c_ulong) -> c_long {
     let woken = with(|turns, _| turns.schedule.wake(futex, most)).unwrap_or(0);
     if with(|turns, _| turns.schedule.gives_way()) == Some(true) {
-        give_way();
+        give_way(true);
     }
     woken.cast_signed()
 }
@@ -529,4 +559,21 @@ pub unsafe extern "C" fn pthread_join(handle: pthread_t, value: *mut *mut c_void
     }
     // SAFETY: as of the function; the thread has given its last turn away.
     unsafe { (real().pthread_join)(handle, value) }
+}
+
+/// The thread of a process that serves all communicators: ranks of several simulated processes share it.
+const OF_THE_PROCESS: &std::ffi::CStr = c"hawser-rules";
+
+/// See pthread_setname_np(3).
+///
+/// # Safety
+/// As of the function of the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pthread_setname_np(thread: pthread_t, name: *const c_char) -> c_int {
+    // SAFETY: as of the function.
+    if unsafe { std::ffi::CStr::from_ptr(name) } == OF_THE_PROCESS {
+        with(|turns, me| turns.schedule.leave(me));
+    }
+    // SAFETY: as of the function.
+    unsafe { (real().pthread_setname_np)(thread, name) }
 }

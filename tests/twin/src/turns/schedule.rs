@@ -30,6 +30,9 @@ const QUIET: u32 = 100;
 /// The longest time that one oversleeps.
 const LATE: Duration = Duration::from_millis(5);
 
+/// A thread that is stopped and does not come to wait for anything goes on for so many turns.
+const MOST_INTERRUPTIONS: u32 = 200;
+
 /// The state of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -56,13 +59,15 @@ pub enum Reason {
     Timeout,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 struct Place {
     state: State,
     /// It waits no longer than that.
     until: Option<Moment>,
     reason: Reason,
     group: usize,
+    /// It has lost its turn where it may hold something that others need, so often.
+    interrupted: u32,
 }
 
 /// The threads, the clock, and the draws that say who is next.
@@ -77,6 +82,8 @@ pub struct Schedule {
     ready: Vec<Thread>,
     /// Groups of threads that have no turn for a time.
     frozen: Vec<Frozen>,
+    /// Groups whose threads have no turn any more.
+    stopped: Vec<usize>,
     /// Turns so far.
     turns: u64,
     looks: u32,
@@ -102,6 +109,7 @@ impl Schedule {
             living: Vec::new(),
             ready: Vec::new(),
             frozen: Vec::new(),
+            stopped: Vec::new(),
             turns: 0,
             looks: 0,
             quiet: 0,
@@ -120,15 +128,40 @@ impl Schedule {
     /// A new thread, of the group of the one that makes it.
     pub fn add(&mut self, maker: Option<Thread>) -> Thread {
         let group = maker.map_or(0, |maker| self.threads[maker].group);
-        self.threads.push(Place { state: State::Ready, until: None, reason: Reason::There, group });
+        let place = Place { state: State::Ready, until: None, reason: Reason::There, group, interrupted: 0 };
+        self.threads.push(place);
         let thread = self.threads.len() - 1;
         self.living.push(thread);
         thread
     }
 
-    /// Makes a thread the first of a group of its own.
-    pub fn part(&mut self, thread: Thread) {
-        self.threads[thread].group = 1 + self.threads.iter().map(|place| place.group).max().unwrap_or(0);
+    /// Makes a thread the first of a group of its own, whose number is returned.
+    pub fn part(&mut self, thread: Thread) -> usize {
+        let group = 1 + self.threads.iter().map(|place| place.group).max().unwrap_or(0);
+        self.threads[thread].group = group;
+        group
+    }
+
+    /// A thread belongs to nobody: it serves the whole process.
+    pub fn leave(&mut self, thread: Thread) {
+        self.threads[thread].group = 0;
+    }
+
+    /// The group of a thread.
+    pub fn group(&self, thread: Thread) -> usize {
+        self.threads[thread].group
+    }
+
+    /// The threads of some groups have no turn any more, until [`Schedule::go_on`]. One that is not waiting
+    /// first goes on to where it does: it may hold a lock that threads of other groups need, which would be
+    /// other processes.
+    pub fn stop(&mut self, groups: &[usize]) {
+        self.stopped.extend(groups);
+    }
+
+    /// All that were stopped have turns again.
+    pub fn go_on(&mut self) {
+        self.stopped.clear();
     }
 
     /// All threads of a thread's group have no turn for a time that begins after a while.
@@ -165,8 +198,10 @@ impl Schedule {
         self.clock
     }
 
-    /// A thread gives way.
-    pub fn yield_turn(&mut self) {
+    /// A thread gives way; `interrupted`: where it does not wait for anything.
+    pub fn yield_turn(&mut self, thread: Thread, interrupted: bool) {
+        let place = &mut self.threads[thread];
+        place.interrupted = if interrupted { place.interrupted + 1 } else { 0 };
         self.clock += Duration::from_nanos(1 + self.draws.below(1_000 * STEP_US));
         self.quiet = 0;
     }
@@ -175,6 +210,9 @@ impl Schedule {
     pub fn wait(&mut self, thread: Thread, state: State, until: Option<Moment>) {
         let place = &mut self.threads[thread];
         (place.state, place.until, place.reason) = (state, until, Reason::Timeout);
+        // Who waits for another thread or for a lock may hold another one.
+        let is_for_threads = matches!(state, State::Join(_) | State::Futex(_)) && until.is_none();
+        place.interrupted = u32::from(is_for_threads);
     }
 
     /// The reason why a thread has its turn.
@@ -283,10 +321,13 @@ impl Schedule {
     }
 
     fn is_frozen(&self, thread: Thread) -> bool {
-        if self.frozen.is_empty() {
+        if self.frozen.is_empty() && self.stopped.is_empty() {
             return false;
         }
-        let group = self.threads[thread].group;
+        let Place { group, interrupted, .. } = self.threads[thread];
+        if self.stopped.contains(&group) && !(1..=MOST_INTERRUPTIONS).contains(&interrupted) {
+            return true;
+        }
         let now = self.clock;
         self.frozen.iter().any(|f| f.group == group && f.from <= now && now < f.until)
     }
@@ -354,6 +395,24 @@ mod tests {
         schedule.wait(0, State::Sleep, Some(begin + Duration::from_secs(60)));
         assert!(schedule.next(never).is_some_and(|next| next == other || next == child));
         assert!(schedule.now() >= begin + Duration::from_secs(5));
+    }
+
+    #[test]
+    fn a_stopped_group_has_no_turn_once_it_waits() {
+        let mut schedule = Schedule::new(1);
+        let other = schedule.add(Some(0));
+        let group = schedule.part(other);
+        assert_eq!((schedule.group(other), schedule.group(0)), (group, 0));
+        schedule.yield_turn(other, true);
+        schedule.stop(&[group]);
+        // It was interrupted, perhaps with a lock in its hands.
+        assert!((0..50).any(|_| schedule.next(never) == Some(other)));
+        schedule.yield_turn(other, false);
+        assert!((0..50).all(|_| schedule.next(never) == Some(0)));
+        schedule.wait(0, State::Futex(8), None);
+        assert_eq!(schedule.next(never), None);
+        schedule.go_on();
+        assert_eq!(schedule.next(never), Some(other));
     }
 
     #[test]

@@ -146,6 +146,7 @@ impl Own<'_> {
                 bootstrap: bootstrap.clone(),
                 control: peer_memory.control.clone(),
                 layout: &layout,
+                host: self.config.host.as_deref().unwrap_or_default(),
                 place: places[rank as usize],
                 rail: rail(hosts, places, rank),
                 connections: peer_memory.connections(device)?,
