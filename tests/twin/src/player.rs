@@ -263,8 +263,11 @@ impl Player<'_> {
     }
 
     /// Where nobody can know that a rank is gone, deadlines end waits: for one that was to join by an id, and
-    /// for what a switch no longer carries, without a word.
+    /// for messages that a switch or a connection no longer carries, without a word.
     fn may_take_long(&self, text: &str) -> bool {
+        if self.stage.world.conditions.silences > 0 {
+            return true;
+        }
         let known = self.stage.fates.known();
         let joins =
             ["Fresh", "Grow", "destroys"].iter().any(|word| text.contains(word)) || text.ends_with("init");
@@ -320,7 +323,11 @@ impl Player<'_> {
         }
         let members = self.stage.members(scene);
         let blamed = error.peer.map(|place| members.get(place as usize));
-        if !blamed.flatten().is_some_and(|rank| known.dead.contains(rank)) {
+        let is_named = (0..).zip(&members).any(|(place, rank)| {
+            let is_in_text = error.peer.is_none() && error.text.contains(&format!("rank {place} "));
+            known.dead.contains(rank) && (error.peer == Some(place) || is_in_text)
+        });
+        if !is_named {
             let text = format!(
                 "rank {}, act {}, {text}: blames {blamed:?}, dead are {:?}",
                 self.rank, scene.number, known.dead

@@ -237,6 +237,7 @@ fn draw_conditions(seed: u64, draws: &mut Draws, parts: &mut Parts) -> Condition
         Some(0 | 1) => conditions.deaths = chance,
         Some(2) => conditions.nic_deaths = chance,
         Some(3) => conditions.refusals = chance,
+        Some(4) => conditions.silences = chance,
         _ => {}
     }
     conditions
