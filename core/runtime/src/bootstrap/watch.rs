@@ -77,11 +77,16 @@ struct Out {
 }
 
 impl Out {
-    /// Sends what is possible now.
-    fn push(&mut self, bytes: &[u8]) {
+    /// Keeps bytes until the next push.
+    fn keep(&mut self, bytes: &[u8]) {
         if self.waiting.len() < MOST_WAITING {
             self.waiting.extend_from_slice(bytes);
         }
+    }
+
+    /// Sends what is possible now.
+    fn push(&mut self, bytes: &[u8]) {
+        self.keep(bytes);
         while !self.waiting.is_empty() {
             match self.stream.write_some(&self.waiting, false) {
                 Ok(0) => return,
@@ -193,13 +198,27 @@ impl Watch {
 
     /// Notes what became of a rank, and passes it on: `from` knows it already.
     pub fn learn(&self, rank: u32, end: &End, age: Duration, from: Option<u32>) {
-        // Held meanwhile, so that who connects now is told once.
-        let mut outs = lock(&self.outs);
-        if self.roster.note(rank, end, age) {
-            let bytes = encode(rank, end, age);
-            outs.iter_mut().filter(|(to, _)| Some(**to) != from).for_each(|(_, out)| out.push(&bytes));
+        if self.note(rank, end, age, from) {
+            self.pass_on();
             self.bell.ring();
         }
+    }
+
+    /// Notes what became of a rank, which [`Watch::pass_on`] has to tell the others. Returns true if it is news.
+    fn note(&self, rank: u32, end: &End, age: Duration, from: Option<u32>) -> bool {
+        // Held meanwhile, so that who connects now is told once.
+        let mut outs = lock(&self.outs);
+        let is_news = self.roster.note(rank, end, age);
+        if is_news {
+            let bytes = encode(rank, end, age);
+            outs.iter_mut().filter(|(to, _)| Some(**to) != from).for_each(|(_, out)| out.keep(&bytes));
+        }
+        is_news
+    }
+
+    /// Sends the news that are kept for others: all that are meant for one in one message.
+    fn pass_on(&self) {
+        lock(&self.outs).values_mut().filter(|out| !out.waiting.is_empty()).for_each(|out| out.push(&[]));
     }
 
     /// Tells the others that this rank goes in peace.
@@ -366,6 +385,8 @@ impl Watcher {
             self.links.push(Link { rank, stream, reader: FrameReader::new(FRAME_LIMIT) });
             self.listen_to(self.links.len() - 1);
         }
+        // Many may have left at once, and all others hear of each.
+        self.watch.pass_on();
         self.call_the_hook();
         self.follow_the_centre();
         self.pass_sentence();
@@ -383,7 +404,7 @@ impl Watcher {
                     let Ok((of, end, age)) = decode(frame.tag, &frame.payload) else {
                         break "it sent nonsense".into();
                     };
-                    self.watch.learn(of, &end, age, Some(*rank));
+                    self.watch.note(of, &end, age, Some(*rank));
                 }
                 Ok(Incoming::Frame(frame)) if self.watch.take_question(*rank, &frame) => {}
                 Ok(Incoming::Frame(_)) => break "it sent nonsense".into(),
@@ -398,7 +419,7 @@ impl Watcher {
         // Also before the other end of the same descriptor is closed.
         lock(&self.watch.outs).remove(&rank);
         self.links.swap_remove(at);
-        self.watch.learn(rank, &End::Died(end), Duration::ZERO, None);
+        self.watch.note(rank, &End::Died(end), Duration::ZERO, None);
     }
 
     /// Calls the hook a while after the first news, if this rank is still there then.
