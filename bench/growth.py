@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """What a simulation costs by the number of ranks: bench/growth.py HAWSER [--before HAWSER] --out NAME
 
-Runs `hawser perf COLLECTIVE -b 1M -e 1M --explain --simulate 'N/8 hosts of hgx-h200, rail-optimised, 2:1'` for
-64 to 16,384 ranks, in rounds in which everything has one turn. Kept is the round with the least seconds of
-processor, with its wall clock and the most memory the tool had. With --before another build takes turns, and
-its predictions have to be equal. Writes NAME.json and the table of the same name, NAME.txt; with --picture
-also the curves, as SVG. With --draw the figures are those of NAME.json, and nothing is run."""
+Runs `hawser perf COLLECTIVE -b 1M -e 1M --explain --simulate CLUSTER`, a cluster of N/8 hosts of hgx-h200,
+rail-optimised, 2:1, for N = 64 to 16,384 ranks, in rounds in which everything has one turn. Kept is the round
+with the least seconds of processor, with its wall clock and the most memory it had. With --before another
+build takes turns, and its predictions have to be equal. Writes NAME.json and the table of the same name,
+NAME.txt; with --picture also the curves, as SVG. With --draw figures are those of NAME.json, and nothing is run."""
 
 import argparse
 import json
@@ -76,7 +76,8 @@ def measured(options):
 
 def run(tool, collective, ranks):
     """One simulation: what it predicts, and what it takes."""
-    words = ["perf", collective, "-b", "1M", "-e", "1M", "--explain", "--simulate", CLUSTER.format(ranks // 8)]
+    words = ["perf", collective, "-b", "1M", "-e", "1M", "--explain"]
+    words += ["--simulate", CLUSTER.format(ranks // 8)]
     begun = time.monotonic()
     with subprocess.Popen([tool, *words], stdout=subprocess.PIPE, text=True) as process:
         text = process.stdout.read()
@@ -98,7 +99,8 @@ def run(tool, collective, ranks):
 
 def table(data):
     out = (
-        "The twin by the number of ranks: bench/growth.py (hawser perf COLLECTIVE -b 1M -e 1M --explain --simulate\n"
+        "The twin by the number of ranks: bench/growth.py (hawser perf COLLECTIVE -b 1M -e 1M --explain "
+        "--simulate\n"
         f"'{data['cluster'].format('N/8')}'), the least of {data['rounds']} rounds by seconds of processor;\n"
         f"{data['machine']}, which others used as well; one thread. The mark at 16,384 ranks: 60 s on two\n"
         "processors, 4 GB. Columns: what the tool takes, then what it predicts and by how many events.\n\n"

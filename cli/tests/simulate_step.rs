@@ -282,3 +282,24 @@ fn rules_of_a_simulated_cluster_beat_the_cost_model_there() {
     assert!(!slow.status.success(), "{}", String::from_utf8_lossy(&slow.stdout));
     assert!(String::from_utf8_lossy(&slow.stderr).contains("the rules are slower"));
 }
+
+/// A rule begins and ends between two sizes that were simulated. Where these are far apart, the way could be
+/// slower there.
+#[test]
+fn rules_of_a_simulated_cluster_are_no_slower_between_the_sizes_that_were_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let asked = ["tune", "all_gather", "-b", "4M", "-e", "64M", "--simulate", "4 hosts of hgx-h200"];
+    let run_with = |more: &[&str]| run(folder, &[&asked, more].concat());
+    let output = run_with(&["-f", "16", "-o", "rules.toml"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let output = run_with(&["-f", "2", "--check", "rules.toml", "--json"]);
+    let checked: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let rows = checked["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 5);
+    for row in rows {
+        let times = ["rules", "default"].map(|way| row["ways"][way]["median_us"].as_f64().expect("a time"));
+        assert!(times[0] <= times[1] * (1.0 + 1e-9), "{row}");
+    }
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}

@@ -126,16 +126,15 @@ pub fn is_hopeless<'a>(samples: impl Iterator<Item = (&'a str, &'a Sample)>, way
 pub fn rules(tables: &Tables, gain: f64) -> Vec<Found> {
     let mut found: Vec<Found> = Vec::new();
     for (collective, table) in tables {
-        let mut last: Option<String> = None;
-        let sizes: Vec<u64> = table.keys().copied().collect();
-        for (at, bytes) in sizes.iter().enumerate() {
-            let way = winner(&table[bytes], gain, last.as_deref());
-            if let Some(way) = &way {
+        let mut last: Option<&String> = None;
+        let winners = winners(table, gain);
+        for (at, (bytes, way)) in winners.iter().enumerate() {
+            if let Some(way) = way {
                 // Half way, on the scale of sizes, to where something else was measured.
-                let start = if at == 0 { *bytes } else { between(sizes[at - 1], *bytes) };
-                let end = sizes.get(at + 1).map_or(*bytes, |next| between(*bytes, *next) - 1);
+                let start = if at == 0 { *bytes } else { between(winners[at - 1].0, *bytes) };
+                let end = winners.get(at + 1).map_or(*bytes, |(next, _)| between(*bytes, *next) - 1);
                 match found.last_mut() {
-                    Some(range) if last.as_ref() == Some(way) && range.collective == *collective => {
+                    Some(range) if last == Some(way) && range.collective == *collective => {
                         range.bytes.1 = end;
                         range.sizes.push(*bytes);
                     }
@@ -147,10 +146,46 @@ pub fn rules(tables: &Tables, gain: f64) -> Vec<Found> {
                     }),
                 }
             }
-            last = way;
+            last = way.as_ref();
         }
     }
     found
+}
+
+/// Two sizes of a collective, next to each other, for which different ways win.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Edge {
+    /// The collective.
+    pub collective: String,
+    /// The two sizes.
+    pub bytes: (u64, u64),
+    /// The size half way, where a rule begins or ends unless it is looked at.
+    pub middle: u64,
+}
+
+/// The edges of rules whose two sizes are more than this factor apart: what wins in between is not known.
+pub fn edges(tables: &Tables, gain: f64, factor: f64) -> Vec<Edge> {
+    let mut edges = Vec::new();
+    for (collective, table) in tables {
+        for pair in winners(table, gain).windows(2) {
+            let [(low, before), (high, after)] = pair else { continue };
+            if before != after && *high as f64 > *low as f64 * factor {
+                let (collective, bytes) = (collective.clone(), (*low, *high));
+                edges.push(Edge { collective, bytes, middle: between(*low, *high) });
+            }
+        }
+    }
+    edges
+}
+
+/// By size: the way that is worth a rule, if any.
+fn winners(table: &Table, gain: f64) -> Vec<(u64, Option<String>)> {
+    let mut last: Option<String> = None;
+    let of = |(bytes, row): (&u64, &Row)| {
+        last = winner(row, gain, last.as_deref());
+        (*bytes, last.clone())
+    };
+    table.iter().map(of).collect()
 }
 
 /// The programs of the user's that rules take, or that the cost model takes where no rule stands.
@@ -278,6 +313,20 @@ mod tests {
             [("a", (1024, 8191), 2), ("b", (8192, 32767), 1), ("b", (131_072, 262_144), 1)],
             "nothing is said of sizes outside those that were measured"
         );
+    }
+
+    #[test]
+    fn edges_are_where_the_winner_changes() {
+        let tables = table(&[
+            (1024, &[("default", TEN), ("a", EIGHT)]),
+            (4096, &[("default", TEN), ("a", EIGHT)]),
+            (16384, &[("default", TEN), ("a", TEN)]),
+            (20000, &[("default", TEN), ("a", EIGHT)]),
+        ]);
+        let edge = Edge { collective: "all_reduce".into(), bytes: (4096, 16384), middle: 8192 };
+        assert_eq!(edges(&tables, 0.05, 1.25), [edge], "the last two are near each other");
+        assert_eq!(edges(&tables, 0.05, 1.2).len(), 2);
+        assert_eq!(edges(&tables, 0.5, 1.0), [], "nothing is worth a rule");
     }
 
     #[test]

@@ -23,6 +23,9 @@ use crate::{cluster, explain, files, interrupt, output};
 
 /// A way that the cost model thinks so many times slower than its own choice is left out.
 const HOPELESS: f32 = 4.0;
+/// The factor by which two sizes with different winners may lie apart: others in between are simulated until
+/// none are further.
+const NEAR: f64 = 1.25;
 /// Steps that are run of a call: a tenth of what a prediction of its own has.
 const STEPS: u64 = 400_000;
 /// Times that count as many rounds, where all would be equal.
@@ -89,21 +92,42 @@ impl<'a> Simulator<'a> {
         progress.set(done as u64);
         for (collective, bytes) in questions.iter().skip(done) {
             progress.say(format!("{} of {bytes} bytes", collective.name()));
-            let found = self.ways_of(*collective, *bytes)?;
-            let Some(found) = found.filter(|_| options.stop_after != Some(state.rounds())) else {
-                bail!(
-                    "interrupted after {} of {} sizes; the same command goes on from here",
-                    state.rounds(),
-                    questions.len()
-                );
-            };
-            state.add(found)?;
+            self.add(&mut state, (*collective, *bytes), questions.len())?;
             progress.inc();
+        }
+        progress.end();
+        let progress = Progress::waiting("where rules begin and end:");
+        while let Some((collective, bytes)) = self.next_between(&state) {
+            progress.say(format!("{} of {bytes} bytes", collective.name()));
+            self.add(&mut state, (collective, bytes), questions.len())?;
         }
         progress.end();
         self.write(name, &state)?;
         state.remove();
         Ok(())
+    }
+
+    /// Simulates all ways for a size, and keeps what they take.
+    fn add(&self, state: &mut State, (collective, bytes): (Collective, u64), all: usize) -> Result<()> {
+        let found = self.ways_of(collective, bytes)?;
+        let Some(found) = found.filter(|_| self.options.stop_after != Some(state.rounds())) else {
+            let done = state.rounds();
+            let all = all.max(done as usize + 1);
+            bail!("interrupted after {done} of {all} sizes; the same command goes on from here");
+        };
+        state.add(found)
+    }
+
+    /// A size between two others, at which a rule would begin or end that nobody has looked at.
+    fn next_between(&self, state: &State) -> Option<(Collective, u64)> {
+        let ranks = self.cluster.topology.size();
+        let edges = decide::edges(&decide::tables(state.samples()), self.options.gain / 100.0, NEAR);
+        edges.iter().find_map(|edge| {
+            let collective = *self.options.collectives.iter().find(|c| c.name() == edge.collective)?;
+            // As many bytes as the call really has.
+            let bytes = bench::call(collective, edge.middle, ranks).total_bytes(ranks);
+            (edge.bytes.0 < bytes && bytes < edge.bytes.1).then_some((collective, bytes))
+        })
     }
 
     /// Writes the rules and the picture, and prints what was found.

@@ -125,7 +125,15 @@ impl Constants {
     /// # Errors
     /// `InvalidUsage` that names line and key.
     pub fn parse(text: &str, device: DeviceKind, link: Link) -> Result<Option<Self>> {
-        let mut constants = Self::builtin(device, link);
+        Self::builtin(device, link).with(text, device, link)
+    }
+
+    /// These constants with those of a text in their places, as [`Constants::parse`] reads it.
+    ///
+    /// # Errors
+    /// `InvalidUsage` that names line and key.
+    pub fn with(self, text: &str, device: DeviceKind, link: Link) -> Result<Option<Self>> {
+        let mut constants = self;
         let mut is_for_this = true;
         // The section by its name, and by the word that the text has for it.
         let (mut section, mut written) = (String::new(), "");

@@ -232,15 +232,3 @@ fn section(table: &toml::Table, name: &str, text: &mut String) {
         }
     }
 }
-
-/// Puts the entries of `over` over those of `under`.
-pub fn merged(mut under: toml::Table, over: &toml::Table) -> toml::Table {
-    for (key, value) in over {
-        let value = match (under.remove(key), value) {
-            (Some(toml::Value::Table(old)), toml::Value::Table(new)) => toml::Value::Table(merged(old, new)),
-            _ => value.clone(),
-        };
-        under.insert(key.clone(), value);
-    }
-    under
-}

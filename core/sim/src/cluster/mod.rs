@@ -263,25 +263,24 @@ fn constants(
     device: DeviceKind,
     link: Link,
 ) -> Result<(Constants, String)> {
-    let mut table = toml::Table::new();
+    let mut constants = Constants::builtin(device, link);
     let mut from = vec!["built-in".to_owned()];
     if let (Some(name), Some(text)) = (&file.constants_file, measured) {
-        Constants::parse(text, device, link)?.ok_or_else(|| {
+        // It is no TOML: its `link` is a word, and a section.
+        constants = constants.with(text, device, link)?.ok_or_else(|| {
             let what = format!("{name} is not for {device} over {}", link.name());
             wrong(what, "name a file that hawser measure wrote on such hosts")
         })?;
-        table = text.parse().map_err(|error| wrong(format!("{name}: {error}"), "write TOML"))?;
         from.push(name.clone());
     }
     if let Some(own) = &file.constants {
-        table = file::merged(table, own);
+        let read = constants.with(&file::text_of(own), device, link);
+        let read = read.map_err(|error| wrong(format!("[constants]: {}", error.text), "mend that entry"))?;
+        constants = read.ok_or_else(|| {
+            wrong("[constants] are for another device or link", "leave device and link out of them")
+        })?;
         from.push("the cluster's own".into());
     }
-    let parsed = Constants::parse(&file::text_of(&table), device, link);
-    let parsed = parsed.map_err(|error| wrong(format!("[constants]: {}", error.text), "mend that entry"))?;
-    let constants = parsed.ok_or_else(|| {
-        wrong("[constants] are for another device or link", "leave device and link out of them")
-    })?;
     Ok((constants, from.join(", then ")))
 }
 
@@ -385,9 +384,13 @@ mod tests {
              [constants.net]\nround_us = 1",
         )
         .unwrap();
-        let measured = "device = \"cuda:90\"\nlink = \"nvlink\"\n[net]\nhop_us = 7.0\nround_us = 3.0\n";
-        let made = Cluster::new(&file, Some(measured)).unwrap();
+        // As hawser measure writes it, all sections and keys.
+        let (device, link) = (DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+        let mut measured = Constants::builtin(device, link);
+        (measured.wire_gbs, measured.net_hop_us, measured.net_round_us) = (123.0, 7.0, 3.0);
+        let made = Cluster::new(&file, Some(&measured.text(device, link))).unwrap();
         let constants = made.topology.constants;
+        assert_eq!(constants.wire_gbs, 123.0);
         assert_eq!((constants.net_hop_us, constants.net_round_us), (7.0, 1.0));
         assert!(made.origins.iter().any(|line| line.contains("links.toml, then the cluster's own")));
         let other = Cluster::new(&file, Some("device = \"host\"\nlink = \"host\"\n")).unwrap_err();
