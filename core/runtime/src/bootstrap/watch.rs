@@ -204,7 +204,8 @@ impl Watch {
         }
     }
 
-    /// Notes what became of a rank, which [`Watch::pass_on`] has to tell the others. Returns true if it is news.
+    /// Notes what became of a rank, which [`Watch::pass_on`] has to tell the others. Returns true if it is
+    /// news.
     fn note(&self, rank: u32, end: &End, age: Duration, from: Option<u32>) -> bool {
         // Held meanwhile, so that who connects now is told once.
         let mut outs = lock(&self.outs);
