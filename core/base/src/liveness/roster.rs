@@ -139,6 +139,12 @@ impl Roster {
             && self.lock().get(&rank).is_some_and(|fate| fate.gone.is_some() || fate.failed.is_some())
     }
 
+    /// True if a rank has died: what it sent last has arrived, or never will.
+    pub fn has_died(&self, rank: u32) -> bool {
+        let has_died = |fate: &Fate| matches!(fate.gone, Some((End::Died(_), _)));
+        !self.is_quiet() && self.lock().get(&rank).is_some_and(has_died)
+    }
+
     /// The end of a rank that has left or died, as an error; none while it is there, whatever has failed on
     /// it.
     pub fn absence(&self, rank: u32) -> Option<Error> {

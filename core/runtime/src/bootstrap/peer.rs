@@ -104,8 +104,12 @@ impl Bootstrap {
     }
 
     /// True if `peer` had connections with this rank and closed them: it has ended, or dropped its
-    /// `Bootstrap`. What it sent before can still be taken.
+    /// `Bootstrap`; or if it is known to be dead, though somebody else may hold a connection of it open. What
+    /// it sent before can still be taken.
     pub fn has_left(&self, peer: u32) -> bool {
+        if self.roster().has_died(peer) {
+            return true;
+        }
         match self.shared.look(|inbox| inbox.open_connections(peer)) {
             Some(0) => return true,
             // What came last may not have been read yet.

@@ -114,6 +114,24 @@ fn a_receiver_learns_that_the_sender_left() {
     });
 }
 
+/// As where a child of a dead process holds its connections open.
+#[test]
+fn a_dead_rank_has_left_though_its_connections_are_open() {
+    let together = std::sync::Barrier::new(2);
+    world(2, |boot| {
+        let other = 1 - boot.rank();
+        boot.send(other, 1, b"hello", &patient()).unwrap();
+        boot.recv(other, 1, &patient()).unwrap();
+        together.wait();
+        assert!(!boot.has_left(other));
+        if boot.rank() == 0 {
+            boot.roster().note(1, &hawser_base::liveness::End::Died("killed".into()), Duration::ZERO);
+            assert!(boot.has_left(1));
+        }
+        together.wait();
+    });
+}
+
 #[test]
 fn splits_of_splits_with_reversed_order_and_no_color() {
     for nranks in [1, 2, 6, 16] {
