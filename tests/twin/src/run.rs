@@ -1,4 +1,4 @@
-//! A world from init to its end: threads that are ranks ([`crate::player`]), and what was wrong.
+//! A world from init to its end: threads that are ranks (`player.rs`), and what was wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
