@@ -222,7 +222,7 @@ impl Player<'_> {
     }
 
     /// Survivors agree: all are in the next communicator, or nobody is, unless the network may fail.
-    /// Who dies on the way over may have been there for some of them.
+    /// A rank that dies on the way over may have been there for some of them.
     fn check_agreement(&self, scene: &Scene, cast: &Cast) {
         let is_known = self.stage.fates.known() == cast.known && !cast.known.is_cut;
         let is_first = cast.next.first() == Some(&self.rank);
