@@ -25,7 +25,7 @@ import time
 sys.dont_write_bytecode = True
 
 P, SIZE = ctypes.c_void_p, ctypes.c_size_t
-PHASES = ["init", "small", "large", "messages", "split", "destroy"]
+PHASES = ["init", "small", "large", "graph", "messages", "split", "destroy"]
 LEAVING = ["leave-small", "leave-large", "leave-messages"]
 PLACES = ["one host", "a host for each rank"]
 SLOWEST = 60
@@ -282,6 +282,7 @@ class Rank:
         """The phase, until something fails."""
         end = time.monotonic() + SLOWEST
         number = 0
+        graph = self.captured(1 << 10) if self.options.phase == "graph" else None
         while time.monotonic() < end:
             number += 1
             phase = self.options.phase
@@ -290,6 +291,8 @@ class Rank:
                 return
             if phase in ("large", "leave-large"):
                 self.collective(16 << 20)
+            elif phase == "graph":
+                self.replay(graph)
             elif phase in ("messages", "leave-messages"):
                 self.ring()
             elif phase == "split":
@@ -303,8 +306,24 @@ class Rank:
                 self.collective(1 << 10)
 
     def collective(self, count):
+        self.all_reduce(count)
+        self.settle()
+
+    def all_reduce(self, count):
         send, recv = self.memory
         self.check(self.nccl.ncclAllReduce(P(send), P(recv), SIZE(count), FLOAT, SUM, self.comm, self.stream))
+
+    def captured(self, count):
+        """A graph of an all-reduce, ready to be launched."""
+        graph, ready = P(), P()
+        self.cuda("cuStreamBeginCapture_v2", self.stream, 1)
+        self.all_reduce(count)
+        self.cuda("cuStreamEndCapture", self.stream, ctypes.byref(graph))
+        self.cuda("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_uint64(0))
+        return ready
+
+    def replay(self, graph):
+        self.cuda("cuGraphLaunch", graph, self.stream)
         self.settle()
 
     def ring(self):

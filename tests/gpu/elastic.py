@@ -26,7 +26,7 @@ from deaths import FLOAT, SIZE, SUM, Failed, P, Rank, UniqueId, has_gpu, said
 
 PHASES = ["suspend", "shrink", "grow", "revoke"]
 PLACES = ["one host", "a host for each rank"]
-WORK = ["small", "large", "messages"]
+WORK = ["small", "large", "graph", "messages"]
 SLOWEST = 60
 ABORT, SUSPEND_MEM = 1, 1
 INVALID_USAGE = 5
@@ -158,14 +158,8 @@ class Elastic(Rank):
         return value.value
 
     def suspend(self):
-        graph, replay = P(), P()
         send, recv = self.memory
-        self.cuda("cuStreamBeginCapture_v2", self.stream, 1)
-        code = self.nccl.ncclAllReduce(P(send), P(recv), SIZE(COUNT), FLOAT, SUM, self.comm, self.stream)
-        self.check(code)
-        self.cuda("cuStreamEndCapture", self.stream, ctypes.byref(graph))
-        self.cuda("cuGraphInstantiateWithFlags", ctypes.byref(replay), graph, ctypes.c_uint64(0))
-        given = []
+        replay, given = self.captured(COUNT), []
         for number in range(3):
             self.cuda("cuGraphLaunch", replay, self.stream)
             self.expect(self.options.ranks)
@@ -262,10 +256,13 @@ class Elastic(Rank):
     def survive(self, work):
         """Calls until one fails; then the others go on."""
         end = time.monotonic() + SLOWEST
+        graph = self.captured(1 << 10) if work == "graph" else None
         try:
             while time.monotonic() < end:
                 if work == "messages":
                     self.ring()
+                elif work == "graph":
+                    self.replay(graph)
                 else:
                     self.collective(16 << 20 if work == "large" else 1 << 10)
         except Failed as error:
