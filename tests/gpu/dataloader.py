@@ -7,6 +7,7 @@ their rank. Then one rank is killed while its workers live: each other rank must
 text that names the killed rank. Prints a line for each rank; the exit code is 1 if something is wrong. Needs
 PyTorch and a GPU; says so and ends with 0 otherwise."""
 
+import faulthandler
 import os
 import re
 import signal
@@ -45,7 +46,8 @@ def main():
 def carry_out(library, ranks, phase, judge):
     """What is wrong with the end of each rank, or None."""
     env = {**os.environ, "LD_PRELOAD": library, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "OMP_NUM_THREADS": "1"}
-    env |= {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "NCCL_DEBUG": "WARN", "MASTER_ADDR": "127.0.0.1"}
+    env |= {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "MASTER_ADDR": "127.0.0.1"}
+    env.setdefault("NCCL_DEBUG", "WARN")
     with tempfile.TemporaryDirectory() as folder:
         start = [sys.executable, os.path.abspath(__file__), "--rank"]
         children, files = [], []
@@ -132,8 +134,11 @@ def run_rank(rank, ranks, store, phase, folder):
                 time.sleep(LIMIT_AFTER_DEATH if phase == "death" else 0)
                 sys.exit(f"step {number}: {sums.tolist()[:4]} instead of {expected[:4]}")
             steps += 1
-            if steps == 5 and rank == 0:
-                open(os.path.join(folder, "is-under-way"), "w").close()
+            if steps == 5 and phase == "death":
+                # What a rank that hangs waits for stands in its log.
+                faulthandler.dump_traceback_later(LIMIT_AFTER_DEATH - 15)
+                if rank == 0:
+                    open(os.path.join(folder, "is-under-way"), "w").close()
         if phase == "steps":
             break
     dist.destroy_process_group()

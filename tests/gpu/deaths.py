@@ -25,7 +25,7 @@ import time
 sys.dont_write_bytecode = True
 
 P, SIZE = ctypes.c_void_p, ctypes.c_size_t
-PHASES = ["init", "small", "large", "graph", "messages", "split", "destroy"]
+PHASES = ["init", "small", "large", "copy", "graph", "messages", "split", "destroy"]
 LEAVING = ["leave-small", "leave-large", "leave-messages"]
 PLACES = ["one host", "a host for each rank"]
 SLOWEST = 60
@@ -291,6 +291,9 @@ class Rank:
                 return
             if phase in ("large", "leave-large"):
                 self.collective(16 << 20)
+            elif phase == "copy":
+                self.all_reduce(1 << 10)
+                self.copy_out(1 << 10)
             elif phase == "graph":
                 self.replay(graph)
             elif phase in ("messages", "leave-messages"):
@@ -312,6 +315,12 @@ class Rank:
     def all_reduce(self, count):
         send, recv = self.memory
         self.check(self.nccl.ncclAllReduce(P(send), P(recv), SIZE(count), FLOAT, SUM, self.comm, self.stream))
+
+    def copy_out(self, count):
+        """Copies a result to memory that is not pinned: the driver waits in the call for what is before it."""
+        host = ctypes.create_string_buffer(4 * count)
+        self.cuda("cuMemcpyDtoHAsync_v2", host, ctypes.c_uint64(self.memory[1]), SIZE(4 * count), self.stream)
+        self.settle()
 
     def captured(self, count):
         """A graph of an all-reduce, ready to be launched."""

@@ -70,11 +70,11 @@ pub fn run(options: &Options) -> Result<bool> {
 }
 
 /// The setting that lets several ranks of a communicator use one GPU.
-const SHARING: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+pub(super) const SHARING: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 
 /// Lets ranks share GPUs where there are too few, unless the user says otherwise. It has no effect where
 /// there are enough.
-fn allow_sharing() {
+pub(super) fn allow_sharing() {
     if std::env::var_os(SHARING).is_none() {
         // SAFETY: the program has one thread so far, and has not read this variable.
         unsafe { std::env::set_var(SHARING, "1") };

@@ -41,6 +41,13 @@ struct State {
     event: Option<Event>,
 }
 
+impl State {
+    /// True before the first launch.
+    fn has_none(&self) -> bool {
+        self.eager.is_none() && self.event.is_none()
+    }
+}
+
 /// A capture that has launches.
 struct Capture {
     id: u64,
@@ -129,16 +136,25 @@ impl Order {
 
     /// A stream of our own behind all launches, if there were any.
     pub fn end(&self, device: &dyn Device) -> Result<Option<OwnedStream>> {
-        let state = lock(&self.state)?;
-        if state.eager.is_none() && state.event.is_none() {
+        if lock(&self.state)?.has_none() {
             return Ok(None);
         }
         let own = device.stream()?;
-        self.after_eager(&state, device, own.stream)?;
-        if let Some(event) = &state.event {
-            device.needs_graphs()?.wait_event(own.stream, event, false)?;
-        }
+        self.follow(device, own.stream)?;
         Ok(Some(own))
+    }
+
+    /// Puts a stream of our own behind all launches; false if there were none.
+    pub fn follow(&self, device: &dyn Device, own: Stream) -> Result<bool> {
+        let state = lock(&self.state)?;
+        if state.has_none() {
+            return Ok(false);
+        }
+        self.after_eager(&state, device, own)?;
+        if let Some(event) = &state.event {
+            device.needs_graphs()?.wait_event(own, event, false)?;
+        }
+        Ok(true)
     }
 
     /// Puts a stream behind the launches of its capture; the first one of a capture waits for what comes

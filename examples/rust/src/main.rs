@@ -34,7 +34,8 @@ fn numbers(rank: usize) -> Vec<f32> {
 
 /// With cudarc's safe types.
 fn on_gpus(gpus: usize) -> Result<Vec<Vec<f32>>, Box<dyn Error>> {
-    let stream = |rank: usize| Ok(CudaContext::new(rank % gpus)?.default_stream());
+    // Streams of their own: ranks that share a GPU must not share one.
+    let stream = |rank: usize| Ok(CudaContext::new(rank % gpus)?.new_stream()?);
     let streams = (0..RANKS).map(stream).collect::<Result<Vec<_>, Box<dyn Error>>>()?;
     let comms = Comm::from_devices(streams.clone()).map_err(failed)?;
     let mut buffers = Vec::new();

@@ -70,7 +70,7 @@ pub fn run(options: &Options, role: Role, place: &Place) -> Result<()> {
     let ranks = threads * place.processes;
     let participant = |thread: u32| {
         let rank = place.process * threads + thread;
-        let ordinal = place.local * threads + thread;
+        let ordinal = (place.local * threads + thread) % hawser_device::count().max(1);
         let participant = Participant {
             options,
             role,

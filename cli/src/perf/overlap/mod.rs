@@ -24,6 +24,7 @@ use clap::Args;
 
 use super::launcher::{self, Place};
 use super::options::{Tests, parse_size, parse_tests};
+use super::run::{SHARING, allow_sharing};
 
 /// Measures what a collective and a GEMM on the same GPUs cost each other.
 #[derive(Debug, Clone, Args)]
@@ -127,15 +128,19 @@ pub fn run(options: &Options) -> Result<bool> {
     }
     if options.ranks() < 2 {
         bail!(
-            "overlap needs at least 2 GPUs, this process sees {}; run it where there are more, or with \
-             HAWSER_DEVICE=host on the CPU",
+            "overlap needs at least 2 ranks, and this process sees {} GPUs; run it where there are more, let \
+             ranks share a GPU (-p 2), or measure with HAWSER_DEVICE=host on the CPU",
             hawser_device::count()
         );
     }
+    allow_sharing();
     let place = Place::from_env()?;
     let Some(role) = options.role else {
         if place.launched {
             bail!("overlap starts its processes itself: run it without a launcher, with -t or -p");
+        }
+        if options.ranks() > hawser_device::count() {
+            eprintln!("ranks share GPUs ({SHARING}=1): times say nothing about links");
         }
         return contest::run(options).map(|()| true);
     };

@@ -12,8 +12,10 @@
 //! | `single_rank` | collectives of one rank, which are copies |
 //! | `one_sided`, `stream_ops` | puts, signals and waits |
 //! | `sm_free` | the lines about copy engines |
+//! | `busy` | whether launches are under way |
 //! | `settle`, `deferred_free` | the end: launches are waited for, then the memory goes |
 
+mod busy;
 mod choice;
 mod compile;
 mod deciding;
@@ -46,6 +48,7 @@ use hawser_plan::layout::HeapLayout;
 use hawser_plan::{Call, Class, PlanConfig, Topology};
 use rustc_hash::FxHashMap;
 
+pub use self::busy::BusyProbe;
 pub use self::compile::Compiled;
 use self::deferred_free::Remains;
 pub use self::loaded_program::LoadedProgram;
@@ -121,6 +124,8 @@ pub struct CommState {
     pub class: classes::Setting,
     /// The order of launches on streams.
     pub order: Order,
+    /// Asks whether launches are under way.
+    pub busy_probe: BusyProbe,
     /// Copy engines, if ranks have staging for them.
     pub dma: Option<Dma>,
     /// Lines about them.

@@ -98,9 +98,14 @@ impl Control {
     /// The network failed: remembers the first reason and makes launches end. Says whether this was the
     /// first.
     pub fn fail(&self, error: Error) -> bool {
-        let first = self.fault.set(error).is_ok();
+        let first = self.note_failure(error);
         self.abort();
         first
+    }
+
+    /// Remembers the first reason why launches will end; they go on for now. Says whether this was the first.
+    pub fn note_failure(&self, error: Error) -> bool {
+        self.fault.set(error).is_ok()
     }
 
     /// The reason why the network failed, if it did.

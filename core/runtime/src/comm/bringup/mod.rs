@@ -22,7 +22,7 @@ use super::{hangs, lost_waits};
 use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::classes;
 use crate::comm_state::sm_free::{self, SmFree};
-use crate::comm_state::{Choices, CommState, warm_up};
+use crate::comm_state::{BusyProbe, Choices, CommState, warm_up};
 use crate::executor::copy_engine::{Dma, Rendezvous};
 use crate::lsa::{self, Lsa};
 use crate::profiling::Profiling;
@@ -197,6 +197,7 @@ impl Own<'_> {
             counted: OnceLock::new(),
             bootstrap,
             net,
+            busy_probe: BusyProbe::new(&*self.device)?,
             device: self.device,
             order: Order::new(peer_memory.done(), mixes_graphs),
             peer_memory,
