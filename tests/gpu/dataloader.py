@@ -47,6 +47,8 @@ def carry_out(library, ranks, phase, judge):
     """What is wrong with the end of each rank, or None."""
     env = {**os.environ, "LD_PRELOAD": library, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "OMP_NUM_THREADS": "1"}
     env |= {"CUDA_DEVICE_MAX_CONNECTIONS": "32", "MASTER_ADDR": "127.0.0.1"}
+    # PyTorch's watchdog writes for a minute what it was doing, before it ends a process.
+    env |= {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "500"}
     env.setdefault("NCCL_DEBUG", "WARN")
     with tempfile.TemporaryDirectory() as folder:
         start = [sys.executable, os.path.abspath(__file__), "--rank"]
@@ -68,12 +70,13 @@ def carry_out(library, ranks, phase, judge):
         for rank, child in enumerate(children):
             try:
                 child.wait(timeout=max(1, end - time.monotonic()))
-                hangs = ""
+                hangs = False
             except subprocess.TimeoutExpired:
-                hangs = "HANGS: "
+                hangs = True
             with open(files[rank], errors="replace") as log:
-                problem = judge(rank, child.returncode, log.read())
-            problems.append(f"{hangs}{problem}" if hangs else problem)
+                text = log.read()
+            problem = judge(rank, child.returncode, text)
+            problems.append(f"HANGS: {problem}: {text[-1500:]}" if hangs else problem)
         for child in children:
             try:
                 os.killpg(child.pid, signal.SIGKILL)

@@ -226,7 +226,7 @@ def differences(options, hosts, apart, found):
         return None if said == ran["ran"] else f"{ran['collective']} {ran}: explained {said}"
 
     # A tool that cannot open the GPU takes it for one of another machine, and MPS has room for few processes.
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    with concurrent.futures.ThreadPoolExecutor(options.tools) as pool:
         return [text for text in pool.map(differs, found["points"]) if text]
 
 
@@ -243,6 +243,7 @@ def parse():
     made.add_argument("--points", type=int, default=1000)
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--part", type=part_of, default=(1, 1), help="2/3: the second of three shares of the layouts")
+    made.add_argument("--tools", type=int, default=2, help="tools that run at a time")
     made.add_argument("--link", default="nvlink", help="what joins the GPUs, as the tool calls it")
     made.add_argument("--child", help="for the program itself")
     return made.parse_args()

@@ -67,6 +67,7 @@ nccl_api! {
         // The thread that met the error may have been another one: let ncclGetLastError tell about this one.
         if let Some(error) = state.as_ref().filter(|error| error.kind != ErrorKind::InProgress) {
             set_last_error(&error.text);
+            handle.comm.note_failure_known();
         }
         asyncError.set("asyncError", state.map_or(result::SUCCESS, |error| result::of(error.kind)))
     }

@@ -10,21 +10,14 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hawser_base::error::{Error, Result};
+use hawser_base::error::Result;
 use hawser_base::log;
 use hawser_kernels_abi::Report;
 
 use crate::comm_state::CommState;
-use crate::transport::control::Control;
 
 /// The time that launches may take to their end after a death: the dead rank may have done its part.
 const IN_VAIN: Duration = Duration::from_millis(800);
-
-/// The time for which a program knows of a failure before its streams go on.
-const HEAD_START: Duration = Duration::from_millis(250);
-
-/// The pause between two looks whether the program has ended its launches itself.
-const SHORT: Duration = Duration::from_millis(5);
 
 /// The pause between two looks.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -62,21 +55,10 @@ fn look_after(state: &Weak<CommState>) {
             let error = why.context(format!("communicator {}, rank {}", state.name, state.rank));
             log::error(&error);
             state.bootstrap.report(&error);
-            return end(&state.peer_memory.control, error);
+            state.peer_memory.control.fail_soon(error);
+            return;
         }
     }
-}
-
-/// Makes the launches end with this error. The program can read it some time before, since they leave garbage
-/// behind: one with a watchdog that polls `ncclCommGetAsyncError`, as PyTorch's does ten times a second, ends
-/// them itself, before its streams go on.
-fn end(control: &Control, error: Error) {
-    control.note_failure(error);
-    let until = Instant::now() + HEAD_START;
-    while Instant::now() < until && !control.is_aborted() {
-        thread::sleep(SHORT);
-    }
-    control.abort();
 }
 
 /// The launches under way, as earlier looks saw them.

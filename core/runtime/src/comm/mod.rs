@@ -180,6 +180,16 @@ impl Comm {
         }
     }
 
+    /// The program has been told that operations failed: it will end those that wait, and not take what they
+    /// leave behind for results.
+    pub fn note_failure_known(&self) {
+        if let Ok(state) = self.0.state.lock()
+            && let State::Ready { comm_state, .. } = &*state
+        {
+            comm_state.peer_memory.control.note_failure_known();
+        }
+    }
+
     /// The error of bring-up, if it failed.
     pub fn bring_up_error(&self) -> Option<Error> {
         if forked::is_child() {

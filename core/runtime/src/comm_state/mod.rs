@@ -243,13 +243,15 @@ impl CommState {
     pub fn flush(&self) -> Result<()> {
         let aborted = || Error::new(ErrorKind::Aborted, "aborted while its last operations ran");
         if let Some(end) = self.order.end(&*self.device)? {
-            let is_over = || match self.device.is_idle(end.stream) {
-                // Released streams are idle too.
-                Ok(_) if self.peer_memory.control.is_aborted() => {
-                    Some(Err(self.failure().unwrap_or_else(aborted)))
+            let control = &self.peer_memory.control;
+            let is_over = || {
+                control.abort_if_failed();
+                match self.device.is_idle(end.stream) {
+                    // Released streams are idle too.
+                    Ok(_) if control.is_aborted() => Some(Err(self.failure().unwrap_or_else(aborted))),
+                    Ok(idle) => idle.then_some(Ok(())),
+                    Err(error) => Some(Err(error)),
                 }
-                Ok(idle) => idle.then_some(Ok(())),
-                Err(error) => Some(Err(error)),
             };
             Wait::new(self.abort.clone(), None).until(is_over, || "its last operations ran")??;
         }

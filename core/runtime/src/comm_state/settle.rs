@@ -54,6 +54,7 @@ impl CommState {
             if self.abort.is_raised() {
                 self.peer_memory.control.abort();
             }
+            self.peer_memory.control.abort_if_failed();
             if let Some(dma) = &self.dma {
                 dma.release();
             }

@@ -1,8 +1,8 @@
 //! The words that end the work of a communicator on this rank: the abort word that its launches poll, what a
 //! launch reported, and why the network gave up. The same word asks launches whom they wait for.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use hawser_base::error::{Error, Result};
@@ -21,9 +21,19 @@ const BYTES: usize = 128;
 /// Offset of the word of replays.
 const REPLAY_AT: usize = 48;
 
+/// The time after a failure for which launches on a GPU wait until the program has read the error: watchdogs
+/// look about ten times a second.
+const UNTIL_KNOWN: Duration = Duration::from_millis(250);
+/// The time for which they wait for an abort by a program that has. PyTorch takes a minute to write down what it
+/// was doing.
+const ONCE_KNOWN: Duration = Duration::from_secs(120);
+
 /// Shared by the communicator and its proxy.
 pub struct Control {
     words: HostWords,
+    /// False on the host device, whose launches end with the error.
+    leaves_garbage: bool,
+    is_failure_known: AtomicBool,
     fault: OnceLock<Error>,
     /// The function that wakes whoever else has to know of an abort.
     wakes: OnceLock<fn()>,
@@ -43,7 +53,13 @@ pub enum Replay {
 impl Control {
     /// Nothing has happened yet.
     pub fn new(device: &dyn Device) -> Result<Self> {
-        Ok(Self { words: device.host_words(BYTES as u64)?, fault: OnceLock::new(), wakes: OnceLock::new() })
+        Ok(Self {
+            words: device.host_words(BYTES as u64)?,
+            leaves_garbage: device.kernels().is_some(),
+            is_failure_known: AtomicBool::new(false),
+            fault: OnceLock::new(),
+            wakes: OnceLock::new(),
+        })
     }
 
     /// Device addresses of the abort word and of the report.
@@ -95,17 +111,55 @@ impl Control {
         self.word_at(0).load(Ordering::Acquire) == abort_word::LEAVE
     }
 
-    /// The network failed: remembers the first reason and makes launches end. Says whether this was the
+    /// Remembers the first reason why operations fail, and makes launches end. Says whether this was the
     /// first.
     pub fn fail(&self, error: Error) -> bool {
-        let first = self.note_failure(error);
+        let first = self.fault.set(error).is_ok();
         self.abort();
         first
     }
 
-    /// Remembers the first reason why launches will end; they go on for now. Says whether this was the first.
-    pub fn note_failure(&self, error: Error) -> bool {
-        self.fault.set(error).is_ok()
+    /// The same for what no call of the program returns. Launches that end so leave garbage behind, and a
+    /// program that only waits for its stream takes that for results. One with a watchdog, as PyTorch is,
+    /// polls `ncclCommGetAsyncError` and ends launches by an abort: they wait for that once it knows. Without
+    /// one they end some time after the error could be read, since the program would wait for ever.
+    pub fn fail_soon(self: &Arc<Self>, error: Error) -> bool {
+        if !self.leaves_garbage {
+            return self.fail(error);
+        }
+        let first = self.fault.set(error).is_ok();
+        let (weak, begin) = (Arc::downgrade(self), Instant::now());
+        let end = move || {
+            while let Some(control) = weak.upgrade().filter(|control| !control.is_aborted()) {
+                let patience = if control.is_failure_known() { ONCE_KNOWN } else { UNTIL_KNOWN };
+                if begin.elapsed() >= patience {
+                    return control.abort();
+                }
+                drop(control);
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        if std::thread::Builder::new().name("hawser-abort".into()).spawn(end).is_err() {
+            self.abort();
+        }
+        first
+    }
+
+    /// The program has been told of the failure by `ncclCommGetAsyncError`.
+    pub fn note_failure_known(&self) {
+        self.is_failure_known.store(true, Ordering::Release);
+    }
+
+    fn is_failure_known(&self) -> bool {
+        self.is_failure_known.load(Ordering::Acquire)
+    }
+
+    /// Ends the launches of a communicator that has failed, without more patience. The program is in a call
+    /// that returns the error, or wants no result any more.
+    pub fn abort_if_failed(&self) {
+        if self.fault.get().is_some() {
+            self.abort();
+        }
     }
 
     /// The reason why the network failed, if it did.
@@ -168,6 +222,35 @@ impl Control {
 mod tests {
     use super::*;
     use hawser_device::host::HostDevice;
+
+    /// A device that launches kernels, as far as failures go.
+    fn of_a_gpu() -> Arc<Control> {
+        let control = Control::new(&HostDevice::beside().unwrap()).unwrap();
+        Arc::new(Control { leaves_garbage: true, ..control })
+    }
+
+    #[test]
+    fn a_failure_can_be_read_before_launches_leave_garbage_behind() {
+        let control = of_a_gpu();
+        control.note_failure_known();
+        assert!(control.fail_soon(Error::remote("first")) && !control.fail_soon(Error::remote("second")));
+        // The program knows: it has two minutes to end them.
+        assert!(!control.is_aborted() && control.fault().is_some_and(|error| error.text.contains("first")));
+        control.abort_if_failed();
+        assert!(control.is_aborted());
+
+        let control = of_a_gpu();
+        control.abort_if_failed();
+        assert!(!control.is_aborted(), "nothing has failed");
+        control.fail_soon(Error::remote("nobody polls"));
+        while !control.is_aborted() {
+            std::thread::yield_now();
+        }
+
+        let host = Arc::new(Control::new(&HostDevice::beside().unwrap()).unwrap());
+        host.fail_soon(Error::remote("at once"));
+        assert!(host.is_aborted());
+    }
 
     #[test]
     fn a_block_that_waits_answers_and_an_abort_ends_questions() {

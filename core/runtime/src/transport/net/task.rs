@@ -408,7 +408,7 @@ impl NetTask {
                 Some(lost) => self.fail(self.failure(lost)),
                 None => {
                     let text = format!("rank {peer} reports: {}", String::from_utf8_lossy(&text));
-                    self.control.fail(Error::remote(text).with_peer(peer));
+                    self.control.fail_soon(Error::remote(text).with_peer(peer));
                     self.ended.raise();
                 }
             }
@@ -502,7 +502,7 @@ impl NetTask {
         }
         self.bootstrap.report(&error);
         self.abort.doom(error.clone());
-        let first = self.control.fail(error);
+        let first = self.control.fail_soon(error);
         self.ended.raise();
         // The bootstrap tells who is dead.
         if !first || self.bootstrap.roster().verdict().is_some() {
