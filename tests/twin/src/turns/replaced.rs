@@ -115,7 +115,7 @@ pub fn begin(seed: u64, processor: usize) {
     let threads = std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count);
     assert_eq!(threads, 1, "turns begin before any other thread does");
     let places = vec![(new_place(), None)];
-    let turns = Turns { schedule: Schedule::new(seed), places, sockets: BTreeMap::new() };
+    let turns = Turns { schedule: Schedule::new(seed, settle), places, sockets: BTreeMap::new() };
     // SAFETY: there is no other thread.
     unsafe { *SHARED.0.get() = Some(turns) };
     ME.set(Some(0));
@@ -216,6 +216,14 @@ fn futex(word: &AtomicU32, operation: c_int, value: u32) {
     let operation = operation | libc::FUTEX_PRIVATE_FLAG;
     // SAFETY: the word lives for ever, and there is no timeout.
     unsafe { (real().syscall)(libc::SYS_futex, std::ptr::from_ref(word), operation, value, none) };
+}
+
+/// The kernel hands what one socket sends to the other in a thread of its own where it has much to do: this
+/// thread leaves the processor to it for a moment, in real time.
+fn settle() {
+    let moment = timespec { tv_sec: 0, tv_nsec: 100_000 };
+    // SAFETY: the time is this thread's own, and nobody wants to know what is left of it.
+    unsafe { (real().nanosleep)(&raw const moment, std::ptr::null_mut()) };
 }
 
 impl Turns {

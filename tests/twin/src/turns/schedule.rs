@@ -33,6 +33,10 @@ const LATE: Duration = Duration::from_millis(5);
 /// A thread that is stopped and does not come to wait for anything goes on for so many turns.
 const MOST_INTERRUPTIONS: u32 = 200;
 
+/// Before the clock goes on by so much at once, the kernel is given time to bring what is on its way between
+/// sockets: on a busy machine it may come later than all threads have looked.
+const FAR: Duration = Duration::from_millis(300);
+
 /// The state of a thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
@@ -89,6 +93,8 @@ pub struct Schedule {
     looks: u32,
     quiet: u32,
     ask_at: u64,
+    /// Waits until what the kernel has on its way has come.
+    settle: fn(),
 }
 
 /// A time in which a group of threads has no turn.
@@ -100,8 +106,9 @@ struct Frozen {
 }
 
 impl Schedule {
-    /// A schedule of one thread, which has its turn.
-    pub fn new(seed: u64) -> Self {
+    /// A schedule of one thread, which has its turn. `settle` waits, in real time, until what the kernel has on
+    /// its way has come.
+    pub fn new(seed: u64, settle: fn()) -> Self {
         let mut schedule = Self {
             draws: Draws::new(seed, 1),
             clock: Duration::from_secs(1_000),
@@ -114,6 +121,7 @@ impl Schedule {
             looks: 0,
             quiet: 0,
             ask_at: 0,
+            settle,
         };
         schedule.add(None);
         schedule
@@ -125,10 +133,11 @@ impl Schedule {
         (self.looks, self.quiet, self.ask_at) = (0, 0, self.turns);
     }
 
-    /// A new thread, of the group of the one that makes it.
+    /// A new thread, of the group of the one that makes it. It waits for nothing: if its group is stopped
+    /// before it has had a turn, it goes on to its first wait, since it may serve the whole process.
     pub fn add(&mut self, maker: Option<Thread>) -> Thread {
         let group = maker.map_or(0, |maker| self.threads[maker].group);
-        let place = Place { state: State::Ready, until: None, reason: Reason::There, group, interrupted: 0 };
+        let place = Place { state: State::Ready, until: None, reason: Reason::There, group, interrupted: 1 };
         self.threads.push(place);
         let thread = self.threads.len() - 1;
         self.living.push(thread);
@@ -263,6 +272,7 @@ impl Schedule {
     pub fn next(&mut self, mut is_there: impl FnMut(usize, u64) -> bool) -> Option<Thread> {
         self.turns += 1;
         self.looks = 0;
+        let mut is_settled = false;
         loop {
             self.end_waits();
             let mut ready = std::mem::take(&mut self.ready);
@@ -278,7 +288,14 @@ impl Schedule {
             if drawn.is_some() {
                 return drawn;
             }
-            self.pass_time()?;
+            let next = self.next_moment();
+            let is_near = next.is_some_and(|next| next < self.clock + FAR);
+            if is_near || std::mem::replace(&mut is_settled, true) {
+                self.pass_time(next?);
+                is_settled = false;
+            } else {
+                (self.settle)();
+            }
         }
     }
 
@@ -296,16 +313,19 @@ impl Schedule {
         }
     }
 
-    /// Lets the clock go on to the next moment at which anything happens by itself; None if nothing will.
-    fn pass_time(&mut self) -> Option<()> {
+    /// The next moment at which anything happens by itself; None if nothing will.
+    fn next_moment(&self) -> Option<Moment> {
         let waits = self.living.iter().filter(|number| !self.is_frozen(**number));
         let ends = waits.filter_map(|number| self.threads[*number].until);
         let thaws = self.frozen.iter().map(|frozen| frozen.until).filter(|until| *until > self.clock);
-        let next = ends.chain(thaws).min()?;
+        ends.chain(thaws).min()
+    }
+
+    /// Lets the clock go on to a moment, or a little further.
+    fn pass_time(&mut self, next: Moment) {
         self.quiet += 1;
         let late = (next.saturating_sub(self.clock)) * (self.quiet / QUIET).min(1_000);
         self.clock = self.clock.max(next) + late.min(LATE);
-        Some(())
     }
 
     /// Makes those ready whose time is over.
@@ -341,15 +361,19 @@ impl Place {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     fn never(_: usize, _: u64) -> bool {
         false
     }
 
+    fn at_once() {}
+
     #[test]
     fn time_passes_when_all_wait_and_the_first_to_end_is_next() {
-        let mut schedule = Schedule::new(1);
+        let mut schedule = Schedule::new(1, at_once);
         let other = schedule.add(Some(0));
         let begin = schedule.now();
         schedule.wait(0, State::Sleep, Some(begin + Duration::from_secs(7)));
@@ -366,7 +390,7 @@ mod tests {
 
     #[test]
     fn waits_without_an_end_are_found() {
-        let mut schedule = Schedule::new(1);
+        let mut schedule = Schedule::new(1, at_once);
         schedule.wait(0, State::Futex(8), None);
         assert_eq!(schedule.next(never), None);
         schedule.wait(0, State::Poll(16, 1), None);
@@ -375,7 +399,7 @@ mod tests {
 
     #[test]
     fn one_who_joins_goes_on_at_the_end() {
-        let mut schedule = Schedule::new(1);
+        let mut schedule = Schedule::new(1, at_once);
         let other = schedule.add(Some(0));
         schedule.wait(0, State::Join(other), None);
         assert_eq!(schedule.next(never), Some(other));
@@ -385,7 +409,7 @@ mod tests {
 
     #[test]
     fn a_frozen_group_has_no_turn_until_it_thaws() {
-        let mut schedule = Schedule::new(1);
+        let mut schedule = Schedule::new(1, at_once);
         let other = schedule.add(Some(0));
         schedule.part(other);
         let child = schedule.add(Some(other));
@@ -399,7 +423,7 @@ mod tests {
 
     #[test]
     fn a_stopped_group_has_no_turn_once_it_waits() {
-        let mut schedule = Schedule::new(1);
+        let mut schedule = Schedule::new(1, at_once);
         let other = schedule.add(Some(0));
         let group = schedule.part(other);
         assert_eq!((schedule.group(other), schedule.group(0)), (group, 0));
@@ -415,10 +439,40 @@ mod tests {
         assert_eq!(schedule.next(never), Some(other));
     }
 
+    /// It may be the one that serves the whole process, which leaves the group first of all.
+    #[test]
+    fn a_new_thread_of_a_stopped_group_goes_on_to_its_first_wait() {
+        let mut schedule = Schedule::new(1, at_once);
+        let other = schedule.add(Some(0));
+        let group = schedule.part(other);
+        let child = schedule.add(Some(other));
+        schedule.wait(other, State::Sleep, None);
+        schedule.stop(&[group]);
+        assert!((0..50).any(|_| schedule.next(never) == Some(child)));
+        schedule.leave(child);
+        schedule.wait(child, State::Futex(8), Some(schedule.now()));
+        assert!((0..50).any(|_| schedule.next(never) == Some(child)));
+    }
+
+    #[test]
+    fn what_the_kernel_brings_late_comes_before_a_deadline() {
+        static HAS_COME: AtomicBool = AtomicBool::new(false);
+        let mut schedule = Schedule::new(1, || HAS_COME.store(true, Ordering::Relaxed));
+        let is_there = |_: usize, _: u64| HAS_COME.load(Ordering::Relaxed);
+        let begin = schedule.now();
+        let soon = begin + FAR / 2;
+        schedule.wait(0, State::Poll(16, 1), Some(soon));
+        assert_eq!((schedule.next(is_there), schedule.now()), (Some(0), soon));
+        assert_eq!(schedule.reason(0), Reason::Timeout);
+        schedule.wait(0, State::Poll(16, 1), Some(begin + 20 * FAR));
+        assert_eq!((schedule.next(is_there), schedule.now()), (Some(0), soon));
+        assert_eq!(schedule.reason(0), Reason::There);
+    }
+
     #[test]
     fn the_same_seed_draws_the_same_turns() {
         let turns = |seed| {
-            let mut schedule = Schedule::new(seed);
+            let mut schedule = Schedule::new(seed, at_once);
             (0..5).for_each(|_| _ = schedule.add(Some(0)));
             (0..100).map(|_| schedule.next(never)).collect::<Vec<_>>()
         };
