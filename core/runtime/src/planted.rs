@@ -25,11 +25,13 @@ pub enum Bug {
     LonelyShrink,
     /// A signal that follows a first one is not counted.
     LostSignal,
+    /// Nobody believes that a rank has died.
+    DisbelievedDeath,
 }
 
 impl Bug {
     /// All bugs with their names.
-    pub const ALL: [(Bug, &str); 10] = [
+    pub const ALL: [(Bug, &str); 11] = [
         (Bug::LostCredit, "lost-credit"),
         (Bug::DoubleCompletion, "double-completion"),
         (Bug::EpochOffByOne, "epoch-off-by-one"),
@@ -40,6 +42,7 @@ impl Bug {
         (Bug::LeakingAbort, "leaking-abort"),
         (Bug::LonelyShrink, "lonely-shrink"),
         (Bug::LostSignal, "lost-signal"),
+        (Bug::DisbelievedDeath, "disbelieved-death"),
     ];
 }
 

@@ -15,6 +15,7 @@ use super::fate::{TEXT_LIMIT, cut, decode, encode};
 use super::peer::Dialer;
 use super::wire::{FrameReader, Incoming, Kind};
 use super::{Settings, detail, lock};
+use crate::planted::{Bug, is_planted};
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::forked::ClosedInChildren;
 use hawser_base::liveness::process::{Found, find};
@@ -207,6 +208,9 @@ impl Watch {
     /// Notes what became of a rank, which [`Watch::pass_on`] has to tell the others. Returns true if it is
     /// news.
     fn note(&self, rank: u32, end: &End, age: Duration, from: Option<u32>) -> bool {
+        if is_planted(Bug::DisbelievedDeath) && matches!(end, End::Died(_)) {
+            return false;
+        }
         // Held meanwhile, so that who connects now is told once.
         let mut outs = lock(&self.outs);
         let is_news = self.roster.note(rank, end, age);
