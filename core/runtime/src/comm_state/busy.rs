@@ -1,7 +1,7 @@
 //! Whether launches of a communicator are under way, for threads that must not get stuck on the question.
 //!
-//! A copy between a GPU and pageable memory that waits for a launch holds a lock of the driver for as long, and
-//! nobody makes a stream meanwhile. So the stream that is put behind the launches is made with the
+//! A copy between a GPU and pageable memory that waits for a launch holds a lock of the driver for as long,
+//! and nobody makes a stream meanwhile. So the stream that is put behind the launches is made with the
 //! communicator, and a thread of its own asks: who gets no answer in time takes the launches for under way.
 
 use std::sync::Arc;
@@ -34,8 +34,8 @@ impl BusyProbe {
 }
 
 impl CommState {
-    /// True if launches are on their way, or may be: nobody tells of replays whose order is the program's, and
-    /// a driver that does not answer waits for something. Always false on the host device.
+    /// True if launches are on their way, or may be: nobody tells of replays whose order is the program's,
+    /// and a driver that does not answer waits for something. Always false on the host device.
     pub fn has_launches(self: &Arc<Self>) -> bool {
         if self.busy_probe.stream.is_none() {
             return false;
@@ -65,8 +65,8 @@ struct Question {
 }
 
 impl Question {
-    /// Puts the question in a thread of its own. None: no answer within `limit`, or that to an earlier one has
-    /// not come yet.
+    /// Puts the question in a thread of its own. None: no answer within `limit`, or that to an earlier one
+    /// has not come yet.
     fn put(&self, limit: Duration, question: impl FnOnce() -> bool + Send + 'static) -> Option<bool> {
         if self.is_put.swap(true, Ordering::AcqRel) {
             return None;

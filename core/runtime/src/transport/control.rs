@@ -24,8 +24,8 @@ const REPLAY_AT: usize = 48;
 /// The time after a failure for which launches on a GPU wait until the program has read the error: watchdogs
 /// look about ten times a second.
 const UNTIL_KNOWN: Duration = Duration::from_millis(250);
-/// The time for which they wait for an abort by a program that has. PyTorch takes a minute to write down what it
-/// was doing.
+/// The time for which they wait for an abort by a program that has. PyTorch takes a minute to write down what
+/// it was doing.
 const ONCE_KNOWN: Duration = Duration::from_secs(120);
 
 /// Shared by the communicator and its proxy.
