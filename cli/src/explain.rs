@@ -1,7 +1,9 @@
 //! `hawser explain`: shows which algorithm, executor, protocol and number of channels each size gets, and
 //! why, without running anything.
 
+mod calls;
 mod living;
+mod machine;
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -9,19 +11,16 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use hawser_base::env;
-use hawser_plan::algo::MAX_RANKS;
 use hawser_plan::choose::Candidate;
-use hawser_plan::cost::Constants;
 use hawser_plan::executor::{self, Decided, fused};
-use hawser_plan::topology::{DeviceKind, Link, RankInfo};
+use hawser_plan::topology::DeviceKind;
 use hawser_plan::{Call, Collective, DataType, Decision, Executor, PlanConfig, Topology};
-use hawser_runtime::comm;
 use hawser_runtime::tuning::{CallAttributes, TunedDecision, Tuners};
 use hawser_tuner::RuleTuner;
 use hawser_tuner::files;
 use serde_json::json;
 
-use crate::cluster;
+pub use self::machine::{Asked, Machine};
 use crate::output::{self, Align, Table, exact};
 use crate::perf::collective::{Geometry, Test};
 use crate::perf::options::{parse_size, parse_type};
@@ -30,7 +29,13 @@ use crate::perf::options::{parse_size, parse_type};
 #[derive(Debug, Args)]
 pub struct Options {
     /// all_reduce, all_gather, reduce_scatter, broadcast, reduce, alltoall, gather or scatter
-    collective: String,
+    #[arg(required_unless_present = "calls")]
+    collective: Option<String>,
+    /// Explain each call of this file instead, a line each: collective, bytes, type and root, as in
+    /// `all_gather 64K bfloat16 0`; prints an array
+    #[arg(long, value_name = "FILE", requires = "json",
+          conflicts_with_all = ["collective", "bytes", "datatype", "changes", "pid"])]
+    calls: Option<PathBuf>,
     /// A size, or the first and last of a range of doubled ones: 1K..1G
     #[arg(long, default_value = "1K..1G", value_parser = parse_range)]
     bytes: (u64, u64),
@@ -62,66 +67,31 @@ pub struct Options {
     machine: Machine,
 }
 
-/// The ranks that are asked about.
-#[derive(Debug, Clone, Args)]
-pub struct Machine {
-    /// Number of ranks
-    #[arg(long, default_value_t = 8, value_parser = crate::ranks::ranks(1))]
-    ranks: u32,
-    /// Hosts, with equally many ranks each
-    #[arg(long, default_value_t = 1, value_parser = crate::ranks::ranks(1))]
-    hosts: u32,
-    /// Ranks of each host, with commas between, where hosts have not equally many: 3,1
-    #[arg(long, value_delimiter = ',', value_name = "RANKS", conflicts_with_all = ["ranks", "hosts"],
-          value_parser = crate::ranks::ranks(1))]
-    per_host: Vec<u32>,
-    /// GPUs of each host, where ranks share them in turns [default: a GPU for each rank]
-    #[arg(long, value_name = "GPUS", value_parser = crate::ranks::ranks(1))]
-    gpus: Option<u32>,
-    /// The root rank of collectives that have one
-    #[arg(long, default_value_t = 0)]
-    pub root: u32,
-    /// The device: host, h200, or cuda: and a compute capability, such as cuda:90
-    #[arg(long, default_value = "h200", value_parser = parse_device)]
-    device: DeviceKind,
-    /// What joins the ranks of a host: nvlink, pcie or host (memory of the host) [default: the device's best]
-    #[arg(long, value_parser = parse_link)]
-    link: Option<Link>,
-    /// All ranks are in one process, and their GPUs reach each other's memory
-    #[arg(long)]
-    one_process: bool,
-    /// The buffers lie in symmetric windows, which kernels of all ranks reach
-    #[arg(long)]
-    windows: bool,
-    /// File with constants of the cost model, as `hawser measure` writes it, instead of the built-in ones
-    #[arg(long, value_name = "FILE")]
-    links: Option<PathBuf>,
-    /// The ranks of this cluster: a file, or a sentence such as "64 hosts of hgx-h200, rail-optimised, 2:1"
-    /// (docs/simulate.md)
-    #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["ranks", "hosts", "per_host", "gpus", "device",
-          "link", "one_process", "windows", "links"])]
-    cluster: Option<String>,
-}
-
 /// Runs `hawser explain`.
 ///
 /// # Errors
 /// The collective has no choice, or nothing is left to choose from.
 pub fn run(options: &Options) -> Result<()> {
-    let Some(Test::One(collective)) =
-        Test::from_name(&options.collective).filter(|t| *t != Test::One(Collective::SendRecv))
-    else {
-        bail!(
-            "{} has no algorithm to choose; known are {}",
-            options.collective,
-            Collective::ALL.map(Collective::name).join(", ")
-        );
-    };
+    if let Some(path) = &options.calls {
+        return output::print(&calls::explained(options, path)?);
+    }
+    let collective = collective_of(options.collective.as_deref().unwrap_or_default())?;
     let text = match options.pid {
         Some(pid) => living::table(options, pid, collective)?,
         None => table(options, collective)?,
     };
     output::print(&text)
+}
+
+/// The collective of this name.
+fn collective_of(name: &str) -> Result<Collective> {
+    match Test::from_name(name) {
+        Some(Test::One(collective)) if collective != Collective::SendRecv => Ok(collective),
+        _ => bail!(
+            "{name} has no algorithm to choose; known are {}",
+            Collective::ALL.map(Collective::name).join(", ")
+        ),
+    }
 }
 
 /// The decision for one size.
@@ -231,6 +201,19 @@ pub fn table_of(lines: &[Line]) -> Vec<String> {
     table.lines()
 }
 
+fn json_of_all(
+    collective: Collective,
+    topology: &Topology,
+    source: &str,
+    lines: &[Line],
+) -> serde_json::Value {
+    json!({
+        "collective": collective.name(), "ranks": topology.size(), "hosts": topology.hosts(),
+        "device": topology.device.to_string(), "link": topology.link.name(), "constants": source,
+        "choices": lines.iter().map(json_of).collect::<Vec<_>>(),
+    })
+}
+
 fn json_of(line: &Line) -> serde_json::Value {
     let route = line.choice.route;
     json!({
@@ -293,11 +276,7 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     let all = sizes(bytes).map(line);
     let lines = if options.changes { changing(all)? } else { all.collect::<Result<_>>()? };
     if options.json {
-        let value = json!({
-            "collective": collective.name(), "ranks": topology.size(), "hosts": topology.hosts(),
-            "device": topology.device.to_string(), "link": topology.link.name(), "constants": source,
-            "choices": lines.iter().map(json_of).collect::<Vec<_>>(),
-        });
+        let value = json_of_all(collective, &topology, &source, &lines);
         return Ok(serde_json::to_string_pretty(&value).context("the choices as JSON")? + "\n");
     }
     let mut text = format!(
@@ -329,100 +308,6 @@ fn table(options: &Options, collective: Collective) -> Result<String> {
     Ok(text)
 }
 
-/// The ranks that are asked about, as a job would see them.
-pub struct Asked {
-    /// The places of the ranks, and what joins them.
-    pub topology: Topology,
-    /// The settings of the planner.
-    pub plan_config: PlanConfig,
-    /// The origin of the constants of the cost model.
-    pub source: String,
-}
-
-impl Machine {
-    /// The topology that is asked about, the settings that its ranks would have, and where the constants are
-    /// from.
-    ///
-    /// # Errors
-    /// The options contradict each other, the file of constants is not for this machine, or settings are
-    /// wrong.
-    pub fn asked(&self) -> Result<Asked> {
-        if let Some(name) = &self.cluster {
-            let cluster = cluster::read(name)?;
-            let plan_config = cluster::settings(&cluster)?;
-            return Ok(Asked { topology: cluster.topology, plan_config, source: cluster.constants_from });
-        }
-        let (mut topology, file) = self.topology()?;
-        let plan_config = comm::knobs_of(&mut topology, file.is_none())?;
-        let built_in = topology.constants == Constants::builtin(topology.device, topology.link);
-        let source = file.unwrap_or_else(|| if built_in { "built-in".into() } else { "measured".into() });
-        Ok(Asked { topology, plan_config, source })
-    }
-
-    /// Hosts with as many ranks as `--per-host` says.
-    fn uneven(&self, link: Link) -> Result<Topology> {
-        let total: u64 = self.per_host.iter().map(|ranks| u64::from(*ranks)).sum();
-        if total > u64::from(MAX_RANKS) {
-            bail!("--per-host has {total} ranks; a communicator has {} at most", MAX_RANKS);
-        }
-        let of_host = |(host, ranks): (u32, &u32)| {
-            (0..*ranks).map(move |place| RankInfo { host, device: place.to_string() })
-        };
-        let all = (0..).zip(&self.per_host).flat_map(of_host).collect();
-        Ok(Topology::new(all, self.device, link))
-    }
-
-    /// The topology, and the file of its constants if one is named.
-    fn topology(&self) -> Result<(Topology, Option<String>)> {
-        let link = match (self.device, self.link) {
-            (DeviceKind::Host, Some(Link::NvLink | Link::Pcie)) => {
-                bail!("the host device has --link host only")
-            }
-            (DeviceKind::Host, _) => Link::HostMemory,
-            (DeviceKind::Cuda { .. }, link) => link.unwrap_or(Link::NvLink),
-        };
-        if self.per_host.is_empty() && !self.ranks.is_multiple_of(self.hosts) {
-            bail!(
-                "{} ranks are not spread evenly over {1} hosts: give --ranks a multiple of {1}, or the \
-                 ranks of each host as --per-host 3,1",
-                self.ranks,
-                self.hosts
-            );
-        }
-        let mut topology = match self.per_host.is_empty() {
-            true => Topology::of_hosts(self.ranks, self.ranks / self.hosts, self.device, link),
-            false => self.uneven(link)?,
-        };
-        topology.direct = self.one_process || self.windows;
-        if self.gpus.is_some() && self.device == DeviceKind::Host {
-            bail!("--gpus says which ranks share a GPU: the host device has none");
-        }
-        if let Some(gpus) = self.gpus {
-            let places = topology.places().0;
-            topology
-                .ranks
-                .iter_mut()
-                .zip(places)
-                .for_each(|(r, place)| r.device = (place % gpus).to_string());
-        }
-        let Some(path) = &self.links else { return Ok((topology, None)) };
-        let name = path.display();
-        let text = std::fs::read_to_string(path).with_context(|| {
-            format!("cannot read {name} for --links, which hawser measure -o {name} would write")
-        })?;
-        let constants = Constants::parse(&text, self.device, link).with_context(|| name.to_string())?;
-        let Some(constants) = constants else {
-            bail!(
-                "{name} is not for {} over {}: give --device and --link as it says",
-                self.device,
-                link.name()
-            )
-        };
-        topology.constants = constants;
-        Ok((topology, Some(format!("{name}'s"))))
-    }
-}
-
 /// The tuner of these rule files, and how the heading goes on.
 ///
 /// # Errors
@@ -446,16 +331,6 @@ fn sizes((first, last): (u64, u64)) -> impl Iterator<Item = u64> {
     std::iter::successors(Some(first), |s| s.max(&1).checked_mul(2)).take_while(move |s| *s <= last)
 }
 
-fn parse_device(text: &str) -> Result<DeviceKind, String> {
-    let name = if text.eq_ignore_ascii_case("h200") { "cuda:90" } else { text };
-    DeviceKind::from_name(name).ok_or_else(|| "known are host, h200 and cuda:NN, such as cuda:90".into())
-}
-
-fn parse_link(text: &str) -> Result<Link, String> {
-    let names = || Link::ALL.map(Link::name).join(", ");
-    Link::from_name(text).ok_or_else(|| format!("known are {}", names()))
-}
-
 fn parse_range(text: &str) -> Result<(u64, u64), String> {
     let (first, last) = text.split_once("..").unwrap_or((text, text));
     let range = (parse_size(first)?, parse_size(last.trim_start_matches('='))?);
@@ -464,6 +339,9 @@ fn parse_range(text: &str) -> Result<(u64, u64), String> {
 
 #[cfg(test)]
 mod tests {
+    use hawser_plan::topology::Link;
+
+    use super::machine::{parse_device, parse_link};
     use super::*;
 
     #[test]
@@ -477,7 +355,8 @@ mod tests {
 
     fn options(collective: Collective, device: DeviceKind, (ranks, hosts): (u32, u32)) -> Options {
         Options {
-            collective: collective.name().into(),
+            collective: Some(collective.name().into()),
+            calls: None,
             bytes: (1 << 10, 1 << 20),
             datatype: DataType::Float32,
             rules: Some("none".into()),

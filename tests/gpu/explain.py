@@ -7,7 +7,6 @@ communicator says of each call that ran (hawserLastDecision) is compared with wh
 without running it, and now and then with what it says when it asks the living process. Needs PyTorch and a GPU, or
 `--host` with numpy and ml_dtypes; says so and ends with 0 otherwise. The exit code is 1 if something differs."""
 
-import concurrent.futures
 import ctypes
 import json
 import os
@@ -221,13 +220,17 @@ def differences(options, hosts, apart, found):
         machine += ["--gpus", str(found["gpus"]), "--link", options.link]
         machine += ["--one-process"] if len(set(hosts)) == 1 and not apart else []
 
-    def differs(ran):
-        said = words_of(tool(options, *call_words(ran), *machine)["choices"][0])
-        return None if said == ran["ran"] else f"{ran['collective']} {ran}: explained {said}"
-
-    # A tool that cannot open the GPU takes it for one of another machine, and MPS has room for few processes.
-    with concurrent.futures.ThreadPoolExecutor(options.tools) as pool:
-        return [text for text in pool.map(differs, found["points"]) if text]
+    points = found["points"]
+    if not points:
+        return []
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        for ran in points:
+            print(ran["collective"], ran["ran"][-1], ran["dtype"], ran["root"], file=file)
+        file.flush()
+        explained = tool(options, "--calls", file.name, *machine)
+    said = [words_of(call["choices"][0]) for call in explained]
+    pairs = zip(points, said, strict=True)
+    return [f"{ran['collective']} {ran}: explained {said}" for ran, said in pairs if said != ran["ran"]]
 
 
 def part_of(text):
@@ -243,7 +246,6 @@ def parse():
     made.add_argument("--points", type=int, default=1000)
     made.add_argument("--seed", type=int, default=1)
     made.add_argument("--part", type=part_of, default=(1, 1), help="2/3: the second of three shares of the layouts")
-    made.add_argument("--tools", type=int, default=2, help="tools that run at a time")
     made.add_argument("--link", default="nvlink", help="what joins the GPUs, as the tool calls it")
     made.add_argument("--child", help="for the program itself")
     return made.parse_args()

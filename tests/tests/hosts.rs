@@ -152,6 +152,27 @@ fn processes_of_one_host_over_sockets() {
     processes(3, |_| [("NCCL_SHM_DISABLE", "1"), ("NCCL_NET", "Socket")]);
 }
 
+/// Programs read in the log which net their ranks use, also where they turn out to need none.
+#[test]
+fn a_net_that_was_asked_for_and_is_not_needed_is_told() {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().unwrap();
+    let settings = [("NCCL_DEBUG", "INFO"), ("NCCL_NET", "socket")];
+    let binary = env!("CARGO_BIN_EXE_hawser-test-rank");
+    let start = |rank| Process::rank(binary, &id, (rank, 2), &["destroy"], &settings);
+    let processes: Vec<Process> = (0..2).map(start).collect();
+    for ended in processes.into_iter().map(Process::end) {
+        ended.expect_success();
+        assert!(
+            ended.output.contains("Using network Socket between hosts; all ranks are on one"),
+            "{}",
+            ended.output
+        );
+    }
+}
+
 fn processes(ranks: u32, settings: impl Fn(u32) -> [(&'static str, &'static str); 2]) {
     if !on_host() {
         return;

@@ -26,6 +26,7 @@ use crate::bootstrap::Bootstrap;
 use crate::comm::config::Config;
 use crate::comm::link_constants;
 use crate::comm::programs::{self, Programs};
+use crate::plugins;
 use crate::record::{self, SharedRecord};
 use crate::rules_update::Known;
 use crate::transport::net::{self, ChosenNet, NetRecord};
@@ -108,6 +109,7 @@ fn agree_on_net(
     step: &dyn Fn(&str) -> Wait,
 ) -> Result<Option<ChosenNet>> {
     if topology.hosts() == 1 {
+        tell_unused_net(config);
         return Ok(None);
     }
     let mut net_config = NetConfig::new(comm_id, log::for_plugins());
@@ -115,6 +117,22 @@ fn agree_on_net(
     net_config.profiler = Some(net::report);
     let wanted = config.net.as_deref();
     choose_net(&net_config, wanted, device, bootstrap, topology, plan_config, &step("net")).map(Some)
+}
+
+/// Logs the net that the user asked for, where ranks need none.
+fn tell_unused_net(config: &Config) {
+    if config.net.is_none() && env::settings().net.is_none() {
+        return;
+    }
+    log::info(Subsys::Init, || {
+        match plugins::nets(config.net.as_deref()).map(|nets| nets.into_iter().next()) {
+            Ok(Some(first)) => {
+                format!("Using network {} between hosts; all ranks are on one", first.net.plugin.name())
+            }
+            Ok(None) => "no network between hosts; all ranks are on one".to_owned(),
+            Err(error) => format!("no network between hosts; all ranks are on one: {error}"),
+        }
+    });
 }
 
 /// Takes rank 0's constants of the links, and finds out whether all ranks reach each other's buffers.
