@@ -214,21 +214,30 @@ impl<'a> Links<'a> {
         self.ranks[rank as usize].0
     }
 
-    /// Ranks for each processor of a rank's host, at least 1: on the host device they take turns.
-    pub fn crowding(&self, rank: u32) -> f64 {
-        let host = self.cluster.host(self.host_of(rank));
-        match self.cluster.topology.device {
-            DeviceKind::Host => (f64::from(host.ranks) / f64::from(host.processors)).max(1.0),
-            DeviceKind::Cuda { .. } => 1.0,
-        }
+    /// The processor that a rank's thread runs on, or that of its proxy: a number of its own, whatever the
+    /// host, which has at most two for each rank.
+    pub fn processor_of(&self, rank: u32, is_proxy: bool) -> u32 {
+        let (host, place) = self.ranks[rank as usize];
+        let kind = self.cluster.host(host);
+        2 * (rank - place) + (place + if is_proxy { kind.ranks } else { 0 }) % kind.processors
+    }
+
+    /// True if ranks take turns on the processors of their hosts: on the host device, where they are more.
+    pub fn are_crowded(&self) -> bool {
+        let has_few = |kind: &u32| {
+            let kind = &self.cluster.kinds[*kind as usize];
+            kind.ranks > kind.processors
+        };
+        self.cluster.topology.device == DeviceKind::Host && self.cluster.hosts.iter().any(has_few)
     }
 
     /// The way of data that a rank writes to peers of its host at once, `weight` bytes on each link for a
-    /// byte of data.
-    pub fn near(&self, from: u32, to: &[u32], weight: f64, way: &mut Way) {
+    /// byte of data. `buffers`: bytes that each rank of the host reads and writes.
+    pub fn near(&self, (from, buffers): (u32, u64), to: &[u32], weight: f64, way: &mut Way) {
         way.clear();
         let (host, place) = self.ranks[from as usize];
         let (kind, at) = (self.cluster.host(host), self.hosts[host as usize]);
+        let is_cached = buffers as f64 * f64::from(kind.ranks) <= kind.cache_mib * f64::from(1 << 20);
         for &peer in to {
             let peer_place = self.ranks[peer as usize].1;
             let (out, into) = (at.ranks + 4 * place, at.ranks + 4 * peer_place);
@@ -239,7 +248,9 @@ impl<'a> Links<'a> {
                 }
                 _ if self.cluster.topology.device == DeviceKind::Host => {
                     way.add(out, weight);
-                    way.add(at.memory, weight);
+                    if !is_cached {
+                        way.add(at.memory, weight);
+                    }
                 }
                 Link::Pcie => {
                     way.add(out, weight);
@@ -410,18 +421,18 @@ mod tests {
         let mut way = Way::default();
         let nvlink = cluster("cluster = \"1 host of hgx-h200\"");
         let links = Links::new(&nvlink);
-        links.near(1, &[2, 3], 2.0, &mut way);
+        links.near((1, 1 << 40), &[2, 3], 2.0, &mut way);
         assert_eq!(names(&links, &way), ["rank 1 out 4", "rank 2 in 2", "rank 3 in 2"]);
         let pcie = cluster("[[hosts]]\npreset = \"dgx-a100\"\nlink = \"pcie\"");
         let links = Links::new(&pcie);
-        links.near(0, &[1], 1.0, &mut way);
+        links.near((0, 1 << 40), &[1], 1.0, &mut way);
         assert_eq!(names(&links, &way), ["rank 0 out 1", "rank 1 in 1"]);
-        links.near(0, &[2], 1.0, &mut way);
+        links.near((0, 1 << 40), &[2], 1.0, &mut way);
         let up = ["PCIe switch 0 of host 0 up 1", "PCIe switch 1 of host 0 down 1"];
         assert_eq!(names(&links, &way), ["rank 0 out 1", up[0], up[1], "rank 2 in 1"]);
         let cpu = cluster("[[hosts]]\nranks = 2");
         let links = Links::new(&cpu);
-        links.near(0, &[1], 1.0, &mut way);
+        links.near((0, 1 << 40), &[1], 1.0, &mut way);
         assert_eq!(names(&links, &way), ["rank 0 out 1", "memory of host 0 1"]);
     }
 

@@ -151,10 +151,14 @@ impl<'a> Twin<'a> {
         }
         let starts = self.starts(options.seed);
         let is_symmetric = orbits::is_symmetric(&decision.key);
-        // Within a host, launches follow each other as slowly as one operation takes.
-        let is_ahead = overlaps(&decision.key) && topology.hosts() > 1;
+        // Within a host, launches follow each other as slowly as one operation takes, unless ranks take turns
+        // on processors: one goes on to the next operation while others are in this one.
+        let is_ahead = overlaps(&decision.key) && topology.hosts() > 1 || self.links.are_crowded();
         let operations = if is_ahead { OVERLAPPING } else { 1 };
-        let scene = self.scene(is_symmetric, (&starts, operations), options);
+        let ranks = topology.size();
+        let blocks = call.collective.input_blocks(ranks) + call.collective.output_blocks(ranks);
+        let buffers = call.block_bytes() * u64::from(blocks);
+        let scene = Scene { buffers, ..self.scene(is_symmetric, (&starts, operations), options) };
         match decision.route.executor {
             Executor::Fused => {
                 let outcome = exchange::run(call, decision, (topology, config), scene)?;
@@ -205,6 +209,7 @@ impl<'a> Twin<'a> {
             members: Members { ranks: &self.ranks, each: self.topology().size(), acting },
             starts,
             operations,
+            buffers: u64::MAX,
             is_traced: options.is_traced,
             stop: options.stop,
         }

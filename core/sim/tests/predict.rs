@@ -136,3 +136,22 @@ fn more_bandwidth_and_less_latency_never_harm_a_ring() {
     assert!(us(10, 20) > us(25, 20) && us(25, 20) > us(100, 20));
     assert!(us(25, 40) > us(25, 20));
 }
+
+/// A rank of the host device is one thread, which always works for a block that can go on: several blocks are
+/// no slower than one. Four ranks of two processors take turns, so they take twice as long as on their own.
+#[test]
+fn threads_take_turns_on_processors_and_run_all_their_blocks() {
+    let us = |algorithm: &str, processors: u32| {
+        let text = format!("one_process = true\n[[hosts]]\nranks = 4\nprocessors = {processors}\n");
+        let cluster = cluster(&text);
+        let config = only(&cluster.topology, algorithm, Route::simple(cluster.topology.device));
+        let predicted = predict_with(&cluster, &config, Collective::AllToAll, 1 << 20, &Options::default());
+        let (decision, prediction) = predicted.expect("a prediction");
+        (decision.channels, prediction.us)
+    };
+    let ((blocks, direct), (_, pairwise)) = (us("direct", 2), us("pairwise", 2));
+    assert!(blocks > 1, "{blocks} blocks");
+    assert!(direct < 1.1 * pairwise, "{direct} µs and {pairwise} µs");
+    let (_, alone) = us("direct", 4);
+    assert!((1.7..2.3).contains(&(direct / alone)), "{direct} µs and {alone} µs");
+}

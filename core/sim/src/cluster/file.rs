@@ -53,6 +53,8 @@ pub struct HostsFile {
     pub pcie_gbs: Option<f64>,
     /// GB/s of the host's memory.
     pub memory_gbs: Option<f64>,
+    /// MiB of the caches that its processors share.
+    pub cache_mib: Option<f64>,
     /// Processors that ranks on the host device share.
     pub processors: Option<u32>,
     /// NICs of a host.
@@ -146,6 +148,7 @@ impl HostsFile {
             pcie_switches: own.pcie_switches.or(below.pcie_switches),
             pcie_gbs: own.pcie_gbs.or(below.pcie_gbs),
             memory_gbs: own.memory_gbs.or(below.memory_gbs),
+            cache_mib: own.cache_mib.or(below.cache_mib),
             processors: own.processors.or(below.processors),
             nics: own.nics.or(below.nics),
             nic_gbps: own.nic_gbps.or(below.nic_gbps),

@@ -46,6 +46,7 @@ impl Group {
             pcie_switches: parts("pcie_switches", file.pcie_switches.unwrap_or(preset.pcie_switches), 0)?,
             pcie_gbs: speed("pcie_gbs", file.pcie_gbs.unwrap_or(preset.pcie_gbs))?,
             memory_gbs: speed("memory_gbs", file.memory_gbs.unwrap_or(preset.memory_gbs))?,
+            cache_mib: speed("cache_mib", file.cache_mib.unwrap_or(preset.cache_mib))?,
             processors: parts("processors", file.processors.unwrap_or(preset.processors), 1)?,
             nics: parts("nics", file.nics.unwrap_or(preset.nics), 1)?,
             nic_gbps: speed("nic_gbps", file.nic_gbps.unwrap_or(preset.nic_gbps))?,
@@ -115,7 +116,7 @@ fn parts(what: &str, value: u32, least: u32) -> Result<u32> {
     Err(wrong(format!("{what} = {value} cannot be"), format!("write {least} to {MOST_PARTS}")))
 }
 
-/// Checks a speed.
+/// Checks a speed or a size.
 fn speed(what: &str, value: f64) -> Result<f64> {
     if value > 0.0 && value <= 1e6 {
         return Ok(value);

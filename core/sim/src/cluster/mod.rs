@@ -35,6 +35,8 @@ pub struct Host {
     pub pcie_gbs: f64,
     /// GB/s of the memory.
     pub memory_gbs: f64,
+    /// MiB of the caches before it: ranks of the host device whose buffers fit leave the memory alone.
+    pub cache_mib: f64,
     /// The number of processors.
     pub processors: u32,
     /// The number of NICs.

@@ -23,6 +23,8 @@ pub struct Preset {
     pub pcie_gbs: f64,
     /// GB/s of the host's memory.
     pub memory_gbs: f64,
+    /// MiB of the caches that its processors share.
+    pub cache_mib: f64,
     /// The number of processors.
     pub processors: u32,
     /// The number of NICs.
@@ -43,6 +45,7 @@ const HGX_H200: Preset = Preset {
     pcie_switches: 8,
     pcie_gbs: 55.0,
     memory_gbs: 400.0,
+    cache_mib: 32.0,
     processors: 112,
     nics: 8,
     nic_gbps: 400.0,
@@ -62,6 +65,7 @@ pub const PRESETS: [Preset; 4] = [
         pcie_switches: 4,
         pcie_gbs: 25.0,
         memory_gbs: 300.0,
+        cache_mib: 32.0,
         processors: 128,
         nic_gbps: 200.0,
         ..HGX_H200
@@ -76,6 +80,7 @@ pub const PRESETS: [Preset; 4] = [
         pcie_switches: 0,
         pcie_gbs: 25.0,
         memory_gbs: 40.0,
+        cache_mib: 32.0,
         processors: 16,
         nics: 1,
         nic_gbps: 25.0,

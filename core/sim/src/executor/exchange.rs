@@ -190,7 +190,8 @@ impl<'a> Kernels<'a> {
                 if exchange == 0 { args.src_len[k as usize] } else { args.len[members.rank(rank) as usize] };
             let bytes = (bytes as f64 / f64::from(self.pieces)).max(1.0);
             let to = members.first(rank) + (members.rank(rank) + k) % members.each;
-            self.scene.links.near(members.of(rank), &[members.of(to)], 1.0 / self.share, &mut self.way);
+            let from = (members.of(rank), self.scene.buffers);
+            self.scene.links.near(from, &[members.of(to)], 1.0 / self.share, &mut self.way);
             self.way.through(self.blocks + rank, 1.0);
             let id = self.flows.begin(self.events.now(), bytes, f64::INFINITY, self.way.hops());
             if self.owners.len() <= id as usize {

@@ -72,6 +72,8 @@ pub struct Scene<'a> {
     pub starts: &'a [Time],
     /// Operations that every member runs one after the other.
     pub operations: u32,
+    /// Bytes of the buffers of a rank; `u64::MAX` if nobody knows.
+    pub buffers: u64,
     /// True if a trace is kept.
     pub is_traced: bool,
     /// Asked now and then: true ends the run.

@@ -1,7 +1,7 @@
 //! From a decision to the programs of all ranks, as the real executor compiles them, in a form that takes
 //! little memory.
 
-use hawser_kernels_abi::{ACC_DST, DeviceOp, HAS_SRC, NO_DEP, SIGNAL, Step, Work};
+use hawser_kernels_abi::{ACC_DST, DeviceOp, HAS_DST, HAS_SRC, NO_DEP, SIGNAL, Step, Work};
 use hawser_plan::executor::launch::{LaunchPlan, device_op};
 use hawser_plan::executor::{self, Decided, Plan, interpreter};
 use hawser_plan::p2p::{self, Message};
@@ -95,6 +95,8 @@ pub struct SimStep {
     pub far: u8,
     /// The values that it reads, those of slots among them.
     pub reads: u8,
+    /// The places that it writes to, slots and the own buffer.
+    pub writes: u8,
     /// The channel and the step that it waits for; the channel is [`NO_DEP`] if none.
     pub after: (u16, u16),
     /// True if other channels wait for it.
@@ -345,6 +347,7 @@ impl<'a> Loader<'a> {
             near: counts[0],
             far: counts[1],
             reads: step.n_recv + local,
+            writes: step.n_send + u8::from(step.flags & HAS_DST != 0),
             after: if step.after_channel == NO_DEP {
                 (NO_DEP, 0)
             } else {

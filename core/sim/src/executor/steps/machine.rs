@@ -1,11 +1,13 @@
 //! The machine that runs programs: blocks, slots, credits, and their events.
 
+mod crowd;
+
 use std::ops::Range;
 
 use hawser_kernels_abi::{NO_DEP, Place, Work};
 use hawser_plan::Topology;
-use hawser_types::DeviceKind;
 
+use self::crowd::{Crowd, Job};
 use super::load::{Kind, Programs, SimStep};
 use super::proxy::{NetTimes, Proxies, Stream};
 use crate::engine::flows::Ending;
@@ -18,8 +20,12 @@ use crate::links::Way;
 /// The cost of one more value that a step reads, as a share of its pass: the cost model has the same for a
 /// ring's reduce-scatter.
 const MORE_READS: f64 = 0.2;
+/// The same on the host device, where a copy of the same bytes costs a pass.
+const MORE_READS_OF_PROCESSORS: f64 = 2.0;
 /// Share of the wire that is left to senders with one peer, by the cost model.
 const ONE_PEER: f64 = 0.95;
+/// The time in which a processor goes over from a thread that gives way to the next one, µs.
+const SWITCH_US: f64 = 1.5;
 
 /// Something that happens.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +46,12 @@ enum Event {
     Sent(u32, u32),
     /// The last byte of a message is at the other host.
     Received(u32),
+    /// A rank's thread begins its first operation.
+    Start(u32),
+    /// A thread has its processor.
+    Turn(u32),
+    /// A rank's proxy, which is a thread, has done what it had to do first.
+    Handled(u32),
 }
 
 /// The cause for which a block cannot run its step.
@@ -106,8 +118,12 @@ struct Machine<'a> {
     proxies: Proxies,
     ranks: Vec<RankState>,
     outcome: (Vec<Time>, u64, String),
-    /// By rank: how fast it is.
-    speeds: Vec<Speed>,
+    /// By rank: share of the wire that its sends within its host reach.
+    wire_shares: Vec<f64>,
+    /// The threads of ranks, where blocks have no multiprocessors of their own.
+    crowd: Option<Crowd>,
+    /// The time that a processor takes to go over to another thread.
+    switch: Time,
 }
 
 /// The progress of a rank.
@@ -119,17 +135,6 @@ struct RankState {
     operations: u32,
     /// The launch that runs, or runs next.
     launch: u32,
-}
-
-/// The speed of a rank.
-#[derive(Debug, Clone, Copy)]
-struct Speed {
-    /// Share of the wire that its sends within its host reach.
-    wire: f64,
-    /// Share of a block's rate that each of its blocks has.
-    block: f64,
-    /// Ranks that take turns on its processor, at least 1.
-    crowding: f64,
 }
 
 /// The times and rates of a route.
@@ -150,8 +155,10 @@ struct Times {
 pub fn run(programs: &Programs, tiles: u32, topology: &Topology, scene: Scene<'_>) -> Result<Outcome> {
     let mut machine = Machine::new(programs, tiles, topology, scene);
     for (rank, start) in (0..scene.members.count()).zip(scene.starts) {
-        let after = *start + machine.launch_of(rank);
-        machine.events.add(after, Event::Begin(rank));
+        match machine.crowd {
+            Some(_) => machine.events.add(*start, Event::Start(rank)),
+            None => machine.events.add(*start + machine.launch_of(rank), Event::Begin(rank)),
+        }
     }
     run::run(&mut machine)?;
     machine.check_ended()?;
@@ -212,7 +219,9 @@ impl<'a> Machine<'a> {
             proxies: Proxies::new(scene.members.count()),
             ranks: (0..scene.members.count()).map(at_first).collect(),
             outcome: (vec![Time::ZERO; scene.operations as usize], 0, String::new()),
-            speeds: speeds(programs, topology, scene),
+            wire_shares: wire_shares(programs, topology, scene),
+            crowd: Crowd::new(scene, topology.device),
+            switch: Time::from_us(SWITCH_US),
         }
     }
 
@@ -220,7 +229,7 @@ impl<'a> Machine<'a> {
         let blocks = self.blocks_of_launch(rank);
         let Some(first) = self.programs.blocks.get(blocks.start as usize) else { return Time::ZERO };
         let path = self.topology.constants.path(self.programs.kinds[usize::from(first.kind)].route);
-        launch(path, blocks.len() as u32).stretched(self.speeds[rank as usize].crowding)
+        launch(path, blocks.len() as u32)
     }
 
     /// A rank begins a launch: all its blocks do.
@@ -228,13 +237,18 @@ impl<'a> Machine<'a> {
         let blocks = self.blocks_of_launch(rank);
         if blocks.is_empty() || self.kind_of(blocks.start).work.tiles == 0 {
             self.end_launch(rank);
-            return;
+        } else {
+            self.ranks[rank as usize].left = blocks.len() as u32;
+            for block in blocks.clone() {
+                self.blocks[block as usize] = BlockState::default();
+            }
+            if self.crowd.is_none() {
+                blocks.for_each(|block| self.attempt(block));
+            }
         }
-        self.ranks[rank as usize].left = blocks.len() as u32;
-        for block in blocks.clone() {
-            self.blocks[block as usize] = BlockState::default();
+        if self.crowd.is_some() {
+            self.turn(rank);
         }
-        blocks.for_each(|block| self.attempt(block));
     }
 
     /// The blocks of the launch that a rank runs, or runs next.
@@ -261,15 +275,28 @@ impl<'a> Machine<'a> {
         base * self.programs.instances + u32::from(self.programs.blocks[block as usize].instance)
     }
 
-    /// Starts the block's step if everything that it needs is there.
+    /// Starts the block's step if everything that it needs is there; a thread does so in its turn.
     fn attempt(&mut self, block: u32) {
+        if !self.can_run(block) {
+            return;
+        }
+        match self.crowd {
+            Some(_) => self.wake(self.programs.blocks[block as usize].rank),
+            None => self.start(block),
+        }
+    }
+
+    /// True if everything that the block's step needs is there.
+    fn can_run(&self, block: u32) -> bool {
         let state = self.blocks[block as usize];
         // Between operations, a rank's blocks do not look.
         let rank = self.programs.blocks[block as usize].rank;
         let has_begun = self.ranks[rank as usize].left > 0 && self.blocks_of_launch(rank).contains(&block);
-        if !has_begun || state.is_busy || state.is_over || self.awaited(block).is_some() {
-            return;
-        }
+        has_begun && !state.is_busy && !state.is_over && self.awaited(block).is_none()
+    }
+
+    /// Starts the block's step.
+    fn start(&mut self, block: u32) {
         let step = self.step_of(block);
         let (recv, sends) = (u32::from(step.recv), u32::from(step.near) + u32::from(step.far));
         for place in 0..recv {
@@ -330,10 +357,8 @@ impl<'a> Machine<'a> {
         let plan = self.programs.blocks[block as usize];
         let bytes = self.kind_of(block).tile_bytes(self.blocks[block as usize].place.tile) as f64;
         let times = self.times[usize::from(plan.kind)];
-        let passes =
-            f64::from(step.near + step.far).max(1.0) + MORE_READS * f64::from(step.reads.saturating_sub(1));
-        let speed = self.speeds[plan.rank as usize];
-        let limit = times.block * speed.block / passes;
+        let passes = self.passes(step);
+        let limit = times.block / passes;
         let near = u32::from(step.near);
         if near == 0 || bytes == 0.0 {
             let at = self.events.now() + Time::from_ps((bytes / limit).ceil() as u64);
@@ -345,11 +370,21 @@ impl<'a> Machine<'a> {
             let base = self.programs.peers[(step.peers + place) as usize];
             self.peers.push(self.scene.members.of(self.programs.connections[base as usize].to));
         }
-        let weight = 1.0 / (times.wire_share * speed.wire);
+        let weight = 1.0 / (times.wire_share * self.wire_shares[plan.rank as usize]);
         let from = self.scene.members.of(plan.rank);
-        self.scene.links.near(from, &self.peers, weight, &mut self.way);
+        self.scene.links.near((from, self.scene.buffers), &self.peers, weight, &mut self.way);
         let flow = self.flows.begin(self.events.now(), bytes, limit, self.way.hops());
         self.own(flow, Owner::Block(block));
+    }
+
+    /// The time that a step takes for a tile, by that of a pass over it.
+    fn passes(&self, step: &SimStep) -> f64 {
+        // A processor writes to each place in a pass of its own; multiprocessors keep what they write.
+        let (writes, more_reads) = match self.crowd {
+            Some(_) => (step.writes, MORE_READS_OF_PROCESSORS),
+            None => (step.near + step.far, MORE_READS),
+        };
+        f64::from(writes).max(1.0) + more_reads * f64::from(step.reads.saturating_sub(1))
     }
 
     fn own(&mut self, flow: u32, owner: Owner) {
@@ -364,7 +399,6 @@ impl<'a> Machine<'a> {
         let step = self.step_of(block);
         let plan = self.programs.blocks[block as usize];
         let (now, times, net) = (self.events.now(), self.times[usize::from(plan.kind)], self.net);
-        let crowding = self.speeds[self.programs.blocks[block as usize].rank as usize].crowding;
         let (recv, near, far) = (u32::from(step.recv), u32::from(step.near), u32::from(step.far));
         let credits = if self.programs.has_room_for_all { 0 } else { recv };
         for place in 0..credits {
@@ -375,7 +409,7 @@ impl<'a> Machine<'a> {
         }
         for place in recv..recv + near {
             let full = Event::Full(self.connection_of(block, step, place));
-            self.events.add(now + times.hop.stretched(crowding), full);
+            self.events.add(now + times.hop, full);
         }
         let bytes = self.kind_of(block).tile_bytes(self.blocks[block as usize].place.tile);
         for place in recv + near..recv + near + far {
@@ -383,11 +417,10 @@ impl<'a> Machine<'a> {
             let rank = self.programs.blocks[block as usize].rank;
             let operation = self.ranks[rank as usize].operations + 1;
             let is_first = self.streams[connection as usize].is_first_sent(operation);
-            let at = self.proxies.work(rank, now, net.of_proxy(is_first));
             // No tile is longer than a slot.
-            self.events.add(at, Event::Sent(connection, bytes as u32));
+            self.for_proxy(rank, Job::Send(connection, bytes as u32), net.of_proxy(is_first));
         }
-        self.events.add(now + times.step.stretched(crowding), Event::Free(block));
+        self.events.add(now + times.step, Event::Free(block));
     }
 
     fn is_far(&self, connection: u32) -> bool {
@@ -410,8 +443,7 @@ impl<'a> Machine<'a> {
         let to = self.programs.connections[(connection / self.programs.instances) as usize].actor;
         let operation = self.ranks[to as usize].operations + 1;
         let is_first = self.streams[connection as usize].is_first_taken(operation);
-        let at = self.proxies.work(to, self.events.now(), self.net.of_proxy(is_first));
-        self.events.add(at, Event::Full(connection));
+        self.for_proxy(to, Job::Take(connection), self.net.of_proxy(is_first));
     }
 
     /// The block goes on to its next tile, repetition or step.
@@ -430,7 +462,9 @@ impl<'a> Machine<'a> {
             others.into_iter().for_each(|other| self.attempt(other));
         }
         if !self.blocks[block as usize].is_over {
-            self.attempt(block);
+            if self.crowd.is_none() {
+                self.attempt(block);
+            }
             return;
         }
         let left = &mut self.ranks[plan.rank as usize].left;
@@ -447,16 +481,13 @@ impl<'a> Machine<'a> {
         let (first, end) = (launches[0], launches[1]);
         let state = &mut self.ranks[rank as usize];
         (state.left, state.launch) = (0, state.launch + 1);
-        if state.launch < end {
-            let next = now + self.launch_of(rank);
-            self.events.add(next, Event::Begin(rank));
-            return;
+        if state.launch >= end {
+            (state.operations, state.launch) = (state.operations + 1, first);
+            let ended = &mut self.outcome.0[state.operations as usize - 1];
+            *ended = now.max(*ended);
         }
-        (state.operations, state.launch) = (state.operations + 1, first);
-        let done = state.operations;
-        let ended = &mut self.outcome.0[done as usize - 1];
-        *ended = now.max(*ended);
-        if done < self.scene.operations {
+        // A thread that is a rank launches in its turn.
+        if self.ranks[rank as usize].operations < self.scene.operations && self.crowd.is_none() {
             let next = now + self.launch_of(rank);
             self.events.add(next, Event::Begin(rank));
         }
@@ -520,6 +551,9 @@ impl<'a> World<'a> for Machine<'a> {
             Event::Free(block) => {
                 self.blocks[block as usize].is_busy = false;
                 self.advance(block);
+                if self.crowd.is_some() {
+                    self.turn(self.programs.blocks[block as usize].rank);
+                }
             }
             Event::Full(connection) => {
                 let state = &mut self.connections[connection as usize];
@@ -539,34 +573,24 @@ impl<'a> World<'a> for Machine<'a> {
                 }
             }
             Event::Received(connection) => self.received(connection),
+            Event::Start(rank) => self.wake(rank),
+            Event::Turn(thread) => self.turn(thread),
+            Event::Handled(rank) => self.handled(rank),
         }
     }
 }
 
-/// The speeds of all ranks: senders to several peers reach less of the wire, blocks may share a processor.
-fn speeds(programs: &Programs, topology: &Topology, scene: Scene<'_>) -> Vec<Speed> {
-    let Scene { links, members, .. } = scene;
-    let ranks = members.count();
-    let mut peer: Vec<Option<u32>> = vec![None; ranks as usize];
-    let mut speeds: Vec<Speed> = (0..ranks)
-        .map(|rank| Speed { wire: ONE_PEER, block: 1.0, crowding: links.crowding(members.of(rank)) })
-        .collect();
+/// The share of the wire that the sends of each rank within its host reach: less for those with several
+/// peers.
+fn wire_shares(programs: &Programs, topology: &Topology, scene: Scene<'_>) -> Vec<f64> {
+    let Scene { members, .. } = scene;
+    let ranks = members.count() as usize;
+    let (mut peer, mut shares): (Vec<Option<u32>>, Vec<f64>) = (vec![None; ranks], vec![ONE_PEER; ranks]);
     for connection in programs.connections.iter().filter(|connection| !connection.is_far) {
         let first = peer[connection.from as usize].get_or_insert(connection.to);
         if *first != connection.to && members.each > 2 {
-            speeds[connection.from as usize].wire = topology.constants.all_to_all;
+            shares[connection.from as usize] = topology.constants.all_to_all;
         }
     }
-    if topology.device == DeviceKind::Host {
-        for rank in 0..ranks {
-            // A rank's thread runs all its blocks.
-            let launches = programs.first_launch[rank as usize]..programs.first_launch[rank as usize + 1];
-            let blocks =
-                |launch: u32| programs.launches[launch as usize + 1] - programs.launches[launch as usize];
-            let blocks = launches.map(blocks).max().unwrap_or(1);
-            let speed = &mut speeds[rank as usize];
-            speed.block /= f64::from(blocks.max(1)) * speed.crowding;
-        }
-    }
-    speeds
+    shares
 }

@@ -7,6 +7,7 @@
 mod load;
 mod machine;
 mod names;
+mod processors;
 mod proxy;
 
 pub use load::Programs;
@@ -50,6 +51,7 @@ mod tests {
                 members,
                 starts: &starts,
                 operations: 1,
+                buffers: u64::MAX,
                 is_traced: false,
                 stop: &|| false,
             };

@@ -1,0 +1,70 @@
+#!/usr/bin/env python3
+"""Times of the algorithms that rules can order on the host device: bench/ways.py HAWSER --out FILE.json
+
+Runs `hawser perf` with threads of one process, once for each way (algorithm and channels, by a rule file) and
+once as the cost model decides, in many short cycles. Other programs that use the machine make single cycles
+long, so the lower quartile of the cycles is kept, and of ways that run the same the better one. The file is a
+table that the test `measured` of core/sim reads."""
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+
+COLLECTIVES = "all_reduce,all_gather,reduce_scatter,alltoall"
+WAYS = "pairwise:1 pairwise:2 direct:1 direct:2 all_pairs:1 all_pairs:2 pat:1 ring:1 ring:2 one_shot:1 "
+WAYS += "recursive_doubling:1 halving_doubling:1"
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("hawser", help="the tool")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4], help="threads of one process")
+    parser.add_argument("--ways", nargs="*", default=WAYS.split(), help="algorithm:channels")
+    parser.add_argument("--cycles", type=int, default=14)
+    parser.add_argument("--out", type=pathlib.Path, required=True)
+    options = parser.parse_args()
+    found = {}
+    for ranks in options.ranks:
+        for way in [None, *options.ways]:
+            for key, us in measured(options, ranks, way).items():
+                found[(ranks, *key)] = min(us, found.get((ranks, *key), us))
+    names = ("ranks", "collective", "algorithm", "channels", "bytes")
+    rows = [dict(zip(names, key)) | {"us": us} for key, us in sorted(found.items())]
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    options.out.write_text(f'{{"processors": {os.cpu_count()}, "rows": [\n{lines}\n]}}\n')
+
+
+def measured(options, ranks, way):
+    """By collective, algorithm, channels and bytes: µs, where the way decided (of all if there is none)."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("HAWSER_", "NCCL_"))}
+    env |= {"HAWSER_DEVICE": "host", "HAWSER_RUNTIME_DIR": "none"}
+    words = [options.hawser, "perf", COLLECTIVES, "-t", str(ranks), "-c", "0", "-w", "5", "-n", "100"]
+    words += ["--point-ms", "3", "-N", str(options.cycles), "--skip-in-place", "--explain", "--json"]
+    words += ["-b", "1K", "-e", "4M", "-f", "4"]
+    with tempfile.TemporaryDirectory() as folder:
+        if way:
+            algorithm, channels = way.split(":")
+            rules = pathlib.Path(folder) / "rules.toml"
+            rules.write_text(f'[[rule]]\nuse = {{ algorithm = "{algorithm}", channels = {channels} }}\n')
+            env["HAWSER_RULES"] = str(rules)
+        done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(words)} failed:\n{done.stdout}")
+    times = {}
+    for row in json.loads(done.stdout)["results"]:
+        ran = row.get("decision")
+        if ran and (way is None or ran.get("rule")):
+            key = (row["collective"], ran["algorithm"], ran["channels"], row["size"])
+            times.setdefault(key, []).append(row["out_of_place"]["time"])
+    return {key: round(statistics.quantiles(all_of, n=4)[0], 2) for key, all_of in times.items()}
+
+
+if __name__ == "__main__":
+    main()
