@@ -70,6 +70,8 @@ pub struct Twin<'a> {
     links: Links<'a>,
     /// A communicator, as the planner sees it.
     topology: Cow<'a, Topology>,
+    /// The same with the constants that times are predicted with.
+    timed: Cow<'a, Topology>,
     /// The ranks of the communicators that call at the same time, one communicator after the other.
     ranks: Vec<u32>,
     /// The ranks that stand for all, and the links that stand for all links, if the cluster repeats itself.
@@ -82,7 +84,8 @@ impl<'a> Twin<'a> {
         let ranks = (0..cluster.topology.size()).collect();
         let period = orbits::period(cluster).map(|ranks| (ranks, Links::of_period(cluster, ranks)));
         let topology = Cow::Borrowed(&cluster.topology);
-        Self { cluster, links: Links::new(cluster), topology, ranks, period }
+        let timed = timed(cluster, &topology);
+        Self { cluster, links: Links::new(cluster), topology, timed, ranks, period }
     }
 
     /// The twin of communicators of a cluster that call at the same time, and share its links. The ranks of
@@ -112,8 +115,9 @@ impl<'a> Twin<'a> {
             return Err(wrong("communicators of several forms", "simulate those of one form together"));
         }
         let topology = Cow::Owned(cluster.topology_of(first));
+        let timed = timed(cluster, &topology);
         let (links, ranks) = (Links::new(cluster), communicators.concat());
-        Ok(Self { cluster, links, topology, ranks, period: None })
+        Ok(Self { cluster, links, topology, timed, ranks, period: None })
     }
 
     /// A communicator as the planner sees it.
@@ -144,7 +148,7 @@ impl<'a> Twin<'a> {
         }
         if topology.size() == 1 {
             // Nothing leaves the rank.
-            let path = topology.constants.path(decision.route);
+            let path = self.timed.constants.path(decision.route);
             let copy =
                 call.block_bytes() as f64 / (per_ps(path.block_gbs) * f64::from(decision.channels.max(1)));
             return Ok(Prediction::of(path.fixed_us + copy / 1e6));
@@ -189,7 +193,7 @@ impl<'a> Twin<'a> {
         let scene = self.scene(is_symmetric, (&starts, 1), options);
         let programs =
             steps::Programs::of_messages(messages, (self.topology(), config), (scene.links, scene.members))?;
-        let outcome = steps::run(&programs, u32::MAX, self.topology(), scene)?;
+        let outcome = steps::run(&programs, u32::MAX, &self.timed, scene)?;
         Ok(self.prediction(scene.links, outcome, false))
     }
 
@@ -250,7 +254,7 @@ impl<'a> Twin<'a> {
         programs: &steps::Programs,
         (scene, options): (Scene<'_>, &Options<'_>),
     ) -> Result<Prediction> {
-        let topology = self.topology();
+        let topology = &*self.timed;
         let (all, slices) = (programs.work().tiles, programs.work().slices.max(1));
         let of_group = programs.executions(slices) * u64::from(scene.operations);
         let groups = u64::from(all.div_ceil(slices));
@@ -296,6 +300,14 @@ impl<'a> Twin<'a> {
         });
         let busiest = busiest.map(|(link, share)| (self.links.name(*link), *share));
         Prediction { us, events: outcome.events, is_carried_on, busiest, used, trace: outcome.trace }
+    }
+}
+
+/// A topology of the cluster with the constants that times are predicted with.
+fn timed<'a>(cluster: &Cluster, topology: &Cow<'a, Topology>) -> Cow<'a, Topology> {
+    match topology.constants == cluster.times {
+        true => topology.clone(),
+        false => Cow::Owned(Topology { constants: cluster.times, ..(**topology).clone() }),
     }
 }
 

@@ -167,8 +167,8 @@ impl Table {
     fn predict(&self, cases: &[&Case<'_>], configs: &[PlanConfig], constants: &Constants) -> Vec<f64> {
         let with = |world: &Cluster| {
             let mut world = world.clone();
-            let own = world.topology.constants.wire_gbs;
-            world.topology.constants = *constants;
+            let own = world.times.wire_gbs;
+            (world.topology.constants, world.times) = (*constants, *constants);
             for kind in &mut world.kinds {
                 kind.wire_gbs *= constants.wire_gbs / own;
             }

@@ -86,6 +86,9 @@ pub struct Cluster {
     pub fabric: Fabric,
     /// The job as the planner sees it: as a real job's ranks would agree on it.
     pub topology: Topology,
+    /// The constants that times are predicted with: those of the planner, but for hosts without GPUs that
+    /// name none.
+    pub times: Constants,
     /// Ranks begin up to so many µs after each other.
     pub start_skew_us: f64,
     /// The origin of the cost model's constants, in words.
@@ -105,6 +108,13 @@ pub struct Form {
     /// Mb/s of the NICs of one rank, likewise.
     pub rank_mbps: u32,
 }
+
+/// What a thread of a host without GPUs takes, as the twin fitted it to the times of
+/// `bench/results/2026-11-27-host-ways.json`. The planner's built-in constants for CPUs are rough, and know
+/// no turns on processors; they are kept for what it decides.
+const OF_PROCESSORS: &str = "[link]\nwire_gbs = 17.6\nall_to_all = 1.0\n[host]\nfixed_us = 1.04\n\
+                             hop_us = 1.67\nround_us = 0.67\nblock_gbs = 21.6\nwire_share = 1.0\n\
+                             block_us = 0.2\n";
 
 /// Hosts that share a leaf unless the cluster says otherwise.
 const HOSTS_PER_LEAF: u32 = 32;
@@ -128,8 +138,13 @@ impl Cluster {
         let (device, link) = weakest(&groups)?;
         let (constants, constants_from) = constants(file, measured, device, link)?;
         origins.push(format!("constants of the cost model: {constants_from}"));
+        let mut times = constants;
+        if device == DeviceKind::Host && file.constants_file.is_none() && file.constants.is_none() {
+            times = constants.with(OF_PROCESSORS, device, link)?.unwrap_or(constants);
+            origins.push("times of threads: as measured on one machine of two processors".into());
+        }
         let hosts = hosts_of(&groups)?;
-        let kinds: Vec<Host> = groups.iter().map(|group| group.host(&constants)).collect();
+        let kinds: Vec<Host> = groups.iter().map(|group| group.host(&times)).collect();
         let fabric = fabric(file.fabric.as_ref(), hosts.len() as u32, &mut origins)?;
         let start_skew_us = file.start_skew_us.unwrap_or(0.0);
         if !(0.0..=1e9).contains(&start_skew_us) {
@@ -148,7 +163,7 @@ impl Cluster {
             let speeds = kinds.iter().map(|kind| kind.net_mbps(0..kind.ranks));
             (topology.net_mbps, topology.rank_mbps) = slowest(speeds);
         }
-        Ok(Self { kinds, hosts, fabric, topology, start_skew_us, constants_from, origins })
+        Ok(Self { kinds, hosts, fabric, topology, times, start_skew_us, constants_from, origins })
     }
 
     /// Most blocks that run at once on every rank's device; `u32::MAX` where there are enough for any launch.
@@ -397,6 +412,21 @@ mod tests {
         assert!(made.origins.iter().any(|line| line.contains("links.toml, then the cluster's own")));
         let other = Cluster::new(&file, Some("device = \"host\"\nlink = \"host\"\n")).unwrap_err();
         assert!(other.to_string().contains("links.toml is not for cuda:90"), "{other}");
+    }
+
+    /// The planner decides as on the real machine; only the times are those of threads.
+    #[test]
+    fn threads_whose_constants_nobody_names_have_times_of_their_own() {
+        let built_in = Constants::builtin(DeviceKind::Host, Link::HostMemory);
+        let made = |text: &str| Cluster::new(&File::parse(text).unwrap(), None).unwrap();
+        let plain = made("[[hosts]]\nranks = 4\n");
+        assert_eq!(plain.topology.constants, built_in);
+        assert!(plain.times.named().contains(&("host.fixed_us".to_owned(), 1.04)), "{:?}", plain.times);
+        assert_eq!(plain.kinds[0].wire_gbs, plain.times.wire_gbs);
+        let own = made("[[hosts]]\nranks = 4\n[constants.host]\nfixed_us = 7\n");
+        assert_eq!(own.times, own.topology.constants);
+        let gpus = made("cluster = \"2 hosts of hgx-h200\"\n");
+        assert_eq!(gpus.times, gpus.topology.constants);
     }
 
     #[test]
