@@ -4,10 +4,10 @@
 use hawser_net_sim::Conditions;
 use hawser_types::{Collective, DataType, ReduceOp};
 
-use crate::world::{Act, Drawn, How, Leave, Message, OnError, Step, Then, World};
+use crate::world::{Act, Death, Drawn, How, Leave, Manner, Message, OnError, Step, Then, World};
 
 /// The names of the cases, and what was wrong.
-pub const CASES: [(&str, &str); 7] = [
+pub const CASES: [(&str, &str); 8] = [
     ("sent-to-one-who-left", "a destroy waited for data to be taken by a rank that had aborted"),
     ("split-beside-a-broken-net", "a split waited for ranks that had learned of this rank's failure"),
     ("rules-beside-a-destroy", "a change of rules waited for a rank that was about to leave"),
@@ -23,6 +23,10 @@ pub const CASES: [(&str, &str); 7] = [
     (
         "abort-amid-a-change-of-rules",
         "a split waited for a rank whose communicator had failed, and that told nobody",
+    ),
+    (
+        "death-on-the-way-over",
+        "the check itself held a split of those that are there for wrong where a rank had died before it",
     ),
 ];
 
@@ -55,6 +59,13 @@ pub fn world(name: &str) -> Option<World> {
             let first = Act { then: Then::Grow, ..act(vec![Step::Collective(broadcast(0))], None) };
             let second = act(vec![Step::Rules(2, 43), Step::Stop(0, 1_402, 2_097, gather)], None);
             of("aaaa", Conditions::default(), vec![first, second, act(Vec::new(), None)])
+        }
+        "death-on-the-way-over" => {
+            let stop = Step::Stop(0, 1_663, 235, Drawn { collective: Collective::Scatter, ..broadcast(0) });
+            let first = Act { then: Then::Regroup, ..act(vec![stop, Step::Nap(1, 2_388)], None) };
+            let victims = vec!["c".to_owned()];
+            let death = Some(Death { act: 0, after: 45_276, victims, manner: Manner::Process });
+            World { death, ..of("ac", Conditions::default(), vec![first, act(Vec::new(), None)]) }
         }
         _ => return abort(name),
     })

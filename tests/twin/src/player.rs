@@ -159,6 +159,10 @@ impl Player<'_> {
             let made = self.next_comm(scene, way, &cast, old.as_ref());
             let made = made.and_then(|comm| match comm.ranks() as usize == cast.next.len() {
                 true => Ok(comm),
+                // A split is one of those that are there.
+                false if way == Then::Regroup && self.some_died_since(&cast) => {
+                    Err(Error::remote("ranks died on the way over"))
+                }
                 false => Err(Error::internal(format!("{WRONG}: {} ranks", comm.ranks()))),
             });
             let made = self.note_result(scene, GOING_OVER + 1, &format!("{way:?}"), made);
@@ -171,6 +175,12 @@ impl Player<'_> {
         self.meet(scene, 2);
         self.check_agreement(scene, &cast);
         next
+    }
+
+    /// True if ranks of the next communicator have died since its members were decided.
+    fn some_died_since(&self, cast: &Cast) -> bool {
+        let known = self.stage.fates.known();
+        cast.next.iter().any(|rank| known.dead.contains(rank))
     }
 
     /// The way over, which is the same for all that meet; None after the last act.
