@@ -334,7 +334,7 @@ impl Player<'_> {
         let members = self.stage.members(scene);
         let blamed = error.peer.map(|place| members.get(place as usize));
         let is_named = (0..).zip(&members).any(|(place, rank)| {
-            let is_in_text = error.peer.is_none() && error.text.contains(&format!("rank {place} "));
+            let is_in_text = error.peer.is_none() && names(&error.text, place);
             known.dead.contains(rank) && (error.peer == Some(place) || is_in_text)
         });
         if !is_named {
@@ -371,5 +371,26 @@ impl Player<'_> {
             let text = format!("rank {}, act {}, {what}: {:?}: {error}", self.rank, scene.number, error.kind);
             self.stage.find(text);
         }
+    }
+}
+
+/// True if a text names a rank, alone or in a list.
+fn names(text: &str, rank: u32) -> bool {
+    let is_in = |list: &str| {
+        let end = list.find(|c: char| !c.is_ascii_digit() && !", ".contains(c)).unwrap_or(list.len());
+        list[..end].split(',').any(|number| number.trim() == rank.to_string())
+    };
+    text.contains(&format!("rank {rank} ")) || text.split("ranks ").skip(1).any(is_in)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::names;
+
+    #[test]
+    fn a_rank_is_named_alone_or_in_a_list() {
+        let text = "rank 2 of 4: rank 2 waits for ranks 0, 1, 13 to join";
+        assert!([0, 1, 2, 13].iter().all(|rank| names(text, *rank)));
+        assert!(![3, 4].iter().any(|rank| names(text, *rank)));
     }
 }
