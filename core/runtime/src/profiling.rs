@@ -99,26 +99,22 @@ impl Profiling {
             return None;
         }
         let mut handles = Handles::new();
+        // One event for all profilers: each is told of parent and group as it knows them.
+        let mut event = Event { parent: None, rank: self.rank, what: what.clone(), tag };
         for (index, profiler) in self.open.iter().enumerate() {
             let handle = || {
                 let known = |span: Option<&Arc<Span>>| span.and_then(|s| s.handles[index]);
-                let what = in_group(what, known(group));
-                profiler.context.start(&Event { parent: known(parent), rank: self.rank, what, tag })
+                event.parent = known(parent);
+                if let What::Coll { group: of, .. } | What::P2p { group: of, .. } = &mut event.what {
+                    *of = known(group);
+                }
+                profiler.context.start(&event)
             };
             handles.push(profiler.wants(kind).then(handle).flatten());
         }
         let (parent, _group) = (parent.cloned(), group.cloned());
         Some(Arc::new(Span { profiling: self.clone(), parent, _group, handles }))
     }
-}
-
-/// The event with its group as one profiler knows it.
-fn in_group<'a>(what: &What<'a>, handle: Option<EventHandle>) -> What<'a> {
-    let mut what = what.clone();
-    if let What::Coll { group, .. } | What::P2p { group, .. } = &mut what {
-        *group = handle;
-    }
-    what
 }
 
 /// A running event, as every profiler knows it.

@@ -4,6 +4,8 @@
 
 mod fp8;
 
+use std::mem::MaybeUninit;
+
 use half::{bf16, f16};
 use hawser_kernels_abi::DeviceOp;
 use hawser_plan::DataType;
@@ -63,7 +65,8 @@ unsafe fn run<T: Element>(rule: &Rule, operands: &[Operand], to: &[(u64, usize)]
     // SAFETY: passed on to the caller.
     let factor = unsafe { factor::<T>(rule) };
     let zero = T::factor(0);
-    let (mut value, mut next) = ([zero; TILE], [zero; TILE]);
+    // Not made zeros: for a few bytes that would take longer than all else here.
+    let (mut value, mut next) = ([MaybeUninit::uninit(); TILE], [MaybeUninit::uninit(); TILE]);
     let len = to.iter().map(|(_, n)| *n).max().unwrap_or(0);
     for at in (0..len).step_by(TILE) {
         let here = |n: usize| n.saturating_sub(at).min(TILE);
@@ -73,19 +76,26 @@ unsafe fn run<T: Element>(rule: &Rule, operands: &[Operand], to: &[(u64, usize)]
             let count = here(operand.len);
             let values = if have == 0 { &mut value[..count] } else { &mut next[..count] };
             // SAFETY: `at + count <= operand.len`, readable by the caller's promise.
-            unsafe { read(operand.addr as *const T, at, values) };
+            let values = unsafe { read(operand.addr as *const T, at, values) };
             if operand.scaled {
                 // Rounded to the type, as a peer would receive it: all ranks reduce the same values.
                 values.iter_mut().for_each(|x| *x = T::narrow(T::times(*x, factor)).widen());
             }
             if have > 0 {
                 let (both, all) = (have.min(count), have.max(count));
-                T::combine(rule.op, &mut value[..both], &next[..both]);
+                // SAFETY: the first `have` elements of `value` and the first `count` of `next` have values.
+                let (sum, more) =
+                    unsafe { (value[..both].assume_init_mut(), next[..both].assume_init_ref()) };
+                T::combine(rule.op, sum, more);
                 value[have..all].copy_from_slice(&next[have..all]);
             }
             have = have.max(count);
         }
-        value[have..].fill(zero);
+        if have < here(len) {
+            value[have..here(len)].fill(MaybeUninit::new(zero));
+        }
+        // SAFETY: the first `have` elements have values, and those behind them were just made zeros.
+        let value = unsafe { value[..here(len)].assume_init_mut() };
         if rule.divisor > 1 {
             value.iter_mut().for_each(|v| *v = T::divide(*v, rule.divisor));
         }
@@ -109,13 +119,17 @@ unsafe fn factor<T: Element>(rule: &Rule) -> T::Wide {
     }
 }
 
+/// Reads elements, and returns them.
+///
 /// # Safety
 /// So many elements must be readable behind the first `at`.
-unsafe fn read<T: Element>(from: *const T, at: usize, values: &mut [T::Wide]) {
+unsafe fn read<T: Element>(from: *const T, at: usize, values: &mut [MaybeUninit<T::Wide>]) -> &mut [T::Wide] {
     for (e, value) in values.iter_mut().enumerate() {
         // SAFETY: readable by the caller's promise.
-        *value = unsafe { from.add(at + e).read_unaligned() }.widen();
+        value.write(unsafe { from.add(at + e).read_unaligned() }.widen());
     }
+    // SAFETY: each was written just now.
+    unsafe { values.assume_init_mut() }
 }
 
 /// # Safety

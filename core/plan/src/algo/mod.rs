@@ -61,6 +61,14 @@ static OFFERED: LazyLock<Vec<Vec<Algorithm>>> = LazyLock::new(|| {
     Collective::ALL.into_iter().map(of).collect()
 });
 
+/// What [`most_ranks`] says of each collective of [`Collective::ALL`].
+static MOST_RANKS: LazyLock<[u32; Collective::ALL.len()]> = LazyLock::new(|| {
+    Collective::ALL.map(|collective| {
+        let free = algorithms(collective).iter().filter(|algorithm| needs(**algorithm) == Needs::Nothing);
+        free.map(|algorithm| max_ranks(collective, *algorithm)).max().unwrap_or(MAX_RANKS)
+    })
+});
+
 /// The families that have a generator for `collective` and need no network that reduces, in the order in
 /// which ties are decided.
 pub fn algorithms(collective: Collective) -> &'static [Algorithm] {
@@ -173,10 +181,10 @@ pub fn max_ranks(collective: Collective, algorithm: Algorithm) -> u32 {
 }
 
 /// Most ranks for which there is a program that needs no hosts of equally many ranks and no network that
-/// reduces.
+/// reduces. Every call asks, so it is looked up, not searched for.
 pub fn most_ranks(collective: Collective) -> u32 {
-    let free = algorithms(collective).iter().filter(|algorithm| needs(**algorithm) == Needs::Nothing);
-    free.map(|algorithm| max_ranks(collective, *algorithm)).max().unwrap_or(MAX_RANKS)
+    let index = Collective::ALL.iter().position(|c| *c == collective);
+    index.map_or(MAX_RANKS, |index| MOST_RANKS[index])
 }
 
 /// The name of a generator, such as `ring_all_reduce`.

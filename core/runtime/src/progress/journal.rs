@@ -84,6 +84,9 @@ mod entry {
 
 const _: () = assert!(entry::MESSAGES + KEPT_MESSAGES <= ENTRY_WORDS);
 
+/// An entry: of known length, so that no place in it is checked when it is written.
+type Entry = [AtomicU64; ENTRY_WORDS];
+
 /// A rank among the ranks of a communicator.
 #[derive(Clone, Copy)]
 pub struct Place {
@@ -299,19 +302,19 @@ impl Journal {
         add_alone(self.head(Head::Called), 1)
     }
 
-    fn entry(&self, sequence: u64) -> &'static [AtomicU64] {
-        let at = HEAD_WORDS + ENTRY_WORDS * (sequence as usize % ENTRIES);
-        &self.slot.words()[at..at + ENTRY_WORDS]
+    fn entry(&self, sequence: u64) -> &'static Entry {
+        let (entries, _) = self.slot.words()[HEAD_WORDS..].as_chunks();
+        &entries[sequence as usize % ENTRIES]
     }
 
-    fn begin_entry(&self, sequence: u64) -> &'static [AtomicU64] {
+    fn begin_entry(&self, sequence: u64) -> &'static Entry {
         let entry = self.entry(sequence);
         entry[entry::SEQUENCE].store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         entry
     }
 
-    fn end_entry(&self, entry: &[AtomicU64], sequence: u64, number: u64) {
+    fn end_entry(&self, entry: &Entry, sequence: u64, number: u64) {
         entry[entry::NUMBER].store(number, Ordering::Relaxed);
         entry[entry::CALLED_AT].store(self.launched_ms.load(Ordering::Relaxed), Ordering::Relaxed);
         entry[entry::SEQUENCE].store(sequence, Ordering::Release);

@@ -58,73 +58,114 @@ pub struct RawEvent<'a> {
 const TAG: usize = 15;
 
 impl<'a> From<&Event<'a>> for RawEvent<'a> {
+    #[inline]
     fn from(event: &Event<'a>) -> Self {
-        let (group, words, texts) = pack(&event.what);
         let mut raw = Self {
             kind: event.what.kind().0,
-            given: u32::from(event.parent.is_some()) | u32::from(group.is_some()) << 1,
+            given: u32::from(event.parent.is_some()),
             rank: event.rank,
             parent: event.parent.map_or(0, |p| p.0),
-            group: group.map_or(0, |g| g.0),
+            group: 0,
             words: [0; 16],
             texts: [RStr::empty(); 8],
         };
-        raw.words[..7].copy_from_slice(&words);
         raw.words[TAG] = event.tag;
-        texts.iter().zip(&mut raw.texts).for_each(|(text, place)| *place = RStr::from(*text));
+        raw.fill(&event.what);
         raw
     }
 }
 
 impl<'a> RawEvent<'a> {
+    /// Writes group, words and texts of an event, which [`unpack`] reads, to their places: on the way of every
+    /// operation, where copies on the way there would be seen.
+    #[inline]
+    fn fill(&mut self, what: &What<'a>) {
+        match *what {
+            What::Group | What::ProxyCtrl => {}
+            What::Coll {
+                seq,
+                func,
+                send,
+                recv,
+                count,
+                root,
+                datatype,
+                channels,
+                warps,
+                algo,
+                proto,
+                group,
+            } => {
+                self.words(&[seq, send, recv, count, root.into(), channels.into(), warps.into()]);
+                self.texts(&[func, datatype, algo, proto]);
+                self.group(group);
+            }
+            What::P2p { func, buff, datatype, count, peer, channels, group } => {
+                self.words(&[buff, count, peer.into(), channels.into()]);
+                self.texts(&[func, datatype]);
+                self.group(group);
+            }
+            What::ProxyOp { pid, channel, peer, steps, chunk_bytes, is_send } => {
+                let pid = u64::from(pid.cast_unsigned());
+                let (steps, chunk) = (steps.into(), chunk_bytes.into());
+                self.words(&[pid, channel.into(), peer.into(), steps, chunk, is_send.into()]);
+            }
+            What::ProxyStep { step } => self.words(&[step.into()]),
+            What::KernelCh { channel, timer } => self.words(&[channel.into(), timer]),
+            What::NetPlugin { id, data } => self.words(&[id.cast_unsigned(), data]),
+            _ => self.fill_api(what),
+        }
+    }
+
+    /// [`Self::fill`] for calls of the user, copy engines and parts of kernels.
+    fn fill_api(&mut self, what: &What<'a>) {
+        match *what {
+            What::GroupApi { depth, captured } => self.words(&[depth.into(), captured.into()]),
+            What::CollApi { func, count, datatype, root, stream, captured } => {
+                self.words(&[count, root.into(), stream, captured.into()]);
+                self.texts(&[func, datatype]);
+            }
+            What::P2pApi { func, count, datatype, stream, captured } => {
+                self.words(&[count, stream, captured.into()]);
+                self.texts(&[func, datatype]);
+            }
+            What::KernelLaunch { stream } => self.words(&[stream]),
+            What::CeColl { seq, func, send, recv, count, root, datatype, stream } => {
+                self.words(&[seq, send, recv, count, root.into(), stream]);
+                self.texts(&[func, datatype]);
+            }
+            What::CeSync { complete, ranks } => self.words(&[complete.into(), ranks.into()]),
+            What::CeBatch { ops, bytes, intra_sync } => self.words(&[ops.into(), bytes, intra_sync.into()]),
+            What::KernelPhase { channel, phase, name, timer } => {
+                self.words(&[channel.into(), phase.into(), timer]);
+                self.texts(&[name]);
+            }
+            _ => {}
+        }
+    }
+
+    #[inline]
+    fn words<const N: usize>(&mut self, words: &[u64; N]) {
+        self.words[..N].copy_from_slice(words);
+    }
+
+    #[inline]
+    fn texts<const N: usize>(&mut self, texts: &[&'a str; N]) {
+        self.texts[..N].iter_mut().zip(texts).for_each(|(place, text)| *place = RStr::from(*text));
+    }
+
+    #[inline]
+    fn group(&mut self, group: Option<EventHandle>) {
+        if let Some(EventHandle(group)) = group {
+            self.given |= 2;
+            self.group = group;
+        }
+    }
+
     /// None for kinds that this side does not know.
     pub fn plain(&self) -> Option<Event<'a>> {
         let parent = (self.given & 1 != 0).then_some(EventHandle(self.parent));
         Some(Event { parent, rank: self.rank, what: unpack(self)?, tag: self.words[TAG] })
-    }
-}
-
-type Packed<'a> = (Option<EventHandle>, [u64; 7], [&'a str; 4]);
-
-/// Group, words and texts of an event; [`unpack`] is the inverse.
-fn pack<'a>(what: &What<'a>) -> Packed<'a> {
-    let none = [""; 4];
-    match *what {
-        What::Group | What::ProxyCtrl => (None, [0; 7], none),
-        What::Coll { seq, func, send, recv, count, root, datatype, channels, warps, algo, proto, group } => {
-            let words = [seq, send, recv, count, root.into(), channels.into(), warps.into()];
-            (group, words, [func, datatype, algo, proto])
-        }
-        What::P2p { func, buff, datatype, count, peer, channels, group } => {
-            (group, [buff, count, peer.into(), channels.into(), 0, 0, 0], [func, datatype, "", ""])
-        }
-        What::ProxyOp { pid, channel, peer, steps, chunk_bytes, is_send } => {
-            let pid = u64::from(pid.cast_unsigned());
-            let numbers = [channel.into(), peer.into(), steps.into(), chunk_bytes.into(), is_send.into()];
-            let [channel, peer, steps, chunk, is_send] = numbers;
-            (None, [pid, channel, peer, steps, chunk, is_send, 0], none)
-        }
-        What::ProxyStep { step } => (None, [step.into(), 0, 0, 0, 0, 0, 0], none),
-        What::KernelCh { channel, timer } => (None, [channel.into(), timer, 0, 0, 0, 0, 0], none),
-        What::NetPlugin { id, data } => (None, [id.cast_unsigned(), data, 0, 0, 0, 0, 0], none),
-        What::GroupApi { depth, captured } => (None, [depth.into(), captured.into(), 0, 0, 0, 0, 0], none),
-        What::CollApi { func, count, datatype, root, stream, captured } => {
-            (None, [count, root.into(), stream, captured.into(), 0, 0, 0], [func, datatype, "", ""])
-        }
-        What::P2pApi { func, count, datatype, stream, captured } => {
-            (None, [count, stream, captured.into(), 0, 0, 0, 0], [func, datatype, "", ""])
-        }
-        What::KernelLaunch { stream } => (None, [stream, 0, 0, 0, 0, 0, 0], none),
-        What::CeColl { seq, func, send, recv, count, root, datatype, stream } => {
-            (None, [seq, send, recv, count, root.into(), stream, 0], [func, datatype, "", ""])
-        }
-        What::CeSync { complete, ranks } => (None, [complete.into(), ranks.into(), 0, 0, 0, 0, 0], none),
-        What::CeBatch { ops, bytes, intra_sync } => {
-            (None, [ops.into(), bytes, intra_sync.into(), 0, 0, 0, 0], none)
-        }
-        What::KernelPhase { channel, phase, name, timer } => {
-            (None, [channel.into(), phase.into(), timer, 0, 0, 0, 0], [name, "", "", ""])
-        }
     }
 }
 
