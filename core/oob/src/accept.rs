@@ -39,6 +39,9 @@ pub struct Visitor {
     pub from: Caller,
     /// The moment at which the connection was accepted.
     pub since: Instant,
+    /// The moment since which the other end has said nothing, if it never said a word: not much later than
+    /// that at which it connected, however long it waited to be accepted.
+    silent_since: Instant,
     protocol: Protocol,
     message: Vec<u8>,
     have: usize,
@@ -109,7 +112,19 @@ impl Visitor {
     /// A connection that was just accepted, and its place in the budget of strangers.
     pub fn new(fd: OwnedFd, from: Caller, protocol: Protocol, place: Place) -> Self {
         let since = Instant::now();
-        Self { fd, _place: place, from, since, protocol, message: Vec::new(), have: 0, answered: None }
+        let (message, have, answered) = (Vec::new(), 0, None);
+        Self { fd, _place: place, from, since, silent_since: since, protocol, message, have, answered }
+    }
+
+    /// Counts the time for which it waited to be accepted as silence. For one that was heard and had said
+    /// nothing: the greeting of a friend who waited so long would have been there.
+    fn has_waited(&mut self) {
+        if self.is_silent()
+            && self.from.0.is_some()
+            && let Some(silence) = socket::silence(self.fd.as_fd())
+        {
+            self.silent_since = Instant::now().checked_sub(silence).unwrap_or(self.since);
+        }
     }
 
     /// Goes on as far as possible without waiting. `admit` is given what the greeting adds, and returns the
@@ -124,7 +139,10 @@ impl Visitor {
             self.message.resize(length, 0);
             match socket::receive(self.fd.as_fd(), &mut self.message[self.have..]) {
                 Ok(Moved::Bytes(count)) => self.have += count,
-                Ok(Moved::Nothing) => return Step::Wait(self),
+                Ok(Moved::Nothing) => {
+                    self.has_waited();
+                    return Step::Wait(self);
+                }
                 Ok(Moved::Closed) => return stranger("it left before its proof (does it know the secret?)"),
                 Err(errno) => return Step::Stranger(std::io::Error::from(errno).to_string()),
             }
@@ -153,9 +171,9 @@ impl Visitor {
         }
     }
 
-    /// The time for which it is safe from those that wait for its place.
-    fn grace(&self, grace: Duration) -> Duration {
-        if self.is_silent() { grace / SILENT } else { grace }
+    /// The moment until which it is safe from those that wait for its place.
+    fn safe_until(&self, grace: Duration) -> Instant {
+        if self.is_silent() { self.silent_since + grace / SILENT } else { self.since + grace }
     }
 
     fn is_silent(&self) -> bool {
@@ -219,7 +237,7 @@ fn in_order_to_go<'a, K>(
     };
     let mut unsafe_now: Vec<_> = all
         .into_iter()
-        .filter(|(_, visitor)| now >= visitor.since + visitor.grace(grace))
+        .filter(|(_, visitor)| now >= visitor.safe_until(grace))
         .map(|(key, visitor)| (worth(visitor), key))
         .collect();
     unsafe_now.sort_by_key(|(worth, _)| *worth);
@@ -315,9 +333,10 @@ impl Acceptor {
         let Limits { grace, patience, .. } = self.limits;
         let has_room = self.has_room();
         let limit = |visitor: &Visitor| {
-            if has_room { patience } else { patience.min(visitor.grace(grace)) }
+            let end = visitor.since + patience;
+            if has_room { end } else { end.min(visitor.safe_until(grace)) }
         };
-        let first = self.pending.iter().map(|visitor| visitor.since + limit(visitor)).min();
+        let first = self.pending.iter().map(limit).min();
         [first, self.rest_until].into_iter().flatten().min()
     }
 
@@ -336,14 +355,12 @@ impl Acceptor {
         let now = Instant::now();
         let mut arrivals = Vec::new();
         // Who has spoken meanwhile is no longer silent when others want its place.
-        if !self.has_room() {
-            self.hear(now, &mut admit, &mut welcome, &mut arrivals);
-        }
-        self.accept_waiting(now, &mut arrivals);
         self.hear(now, &mut admit, &mut welcome, &mut arrivals);
+        self.accept_waiting(now, &mut admit, &mut welcome, &mut arrivals);
         arrivals
     }
 
+    /// Hears those that have said something, and ends those that take too long.
     fn hear(
         &mut self,
         now: Instant,
@@ -351,37 +368,54 @@ impl Acceptor {
         welcome: &mut impl FnMut(&Proved) -> Vec<u8>,
         arrivals: &mut Vec<Arrival>,
     ) {
-        for visitor in std::mem::take(&mut self.pending) {
-            let from = visitor.from;
-            let why = match visitor.advance(&mut *admit) {
-                Step::Wait(visitor) if now >= visitor.since + self.limits.patience => {
-                    "no proof within the time limit".to_string()
+        if self.pending.is_empty() {
+            return;
+        }
+        // One question for all: most of a crowd has nothing to say.
+        let mut fds: Vec<_> =
+            self.pending.iter().map(|visitor| PollFd::new(visitor, PollFlags::IN)).collect();
+        let is_known = wait::poll(&mut fds, Some(Duration::ZERO)).is_ok();
+        let speaks: Vec<bool> = fds.iter().map(|fd| !is_known || !fd.revents().is_empty()).collect();
+        for (visitor, speaks) in std::mem::take(&mut self.pending).into_iter().zip(speaks) {
+            if speaks {
+                self.hear_one(visitor, now, admit, welcome, arrivals);
+            } else {
+                self.keep(visitor, now, arrivals);
+            }
+        }
+    }
+
+    /// Hears one visitor, and keeps it if it has not said all.
+    fn hear_one(
+        &mut self,
+        visitor: Visitor,
+        now: Instant,
+        admit: &mut impl FnMut(&[u8]) -> Result<Key, Unwanted>,
+        welcome: &mut impl FnMut(&Proved) -> Vec<u8>,
+        arrivals: &mut Vec<Arrival>,
+    ) {
+        let from = visitor.from;
+        arrivals.push(match visitor.advance(&mut *admit) {
+            Step::Wait(visitor) => return self.keep(visitor, now, arrivals),
+            Step::Proved(proved) => {
+                self.options.apply(proved.fd.as_fd());
+                let body = welcome(&proved);
+                match proved.welcome(&body) {
+                    Some(accepted) => Arrival::Accepted(accepted),
+                    None => Arrival::Stranger(from, "it takes no bytes".to_string()),
                 }
-                Step::Wait(visitor) => {
-                    self.pending.push(visitor);
-                    continue;
-                }
-                Step::Proved(proved) => {
-                    let body = welcome(&proved);
-                    match proved.welcome(&body) {
-                        Some(accepted) => {
-                            arrivals.push(Arrival::Accepted(accepted));
-                            continue;
-                        }
-                        None => "it takes no bytes".to_string(),
-                    }
-                }
-                Step::WrongKey(greeting) => {
-                    arrivals.push(Arrival::WrongKey(from, greeting));
-                    continue;
-                }
-                Step::Foreign(protocol) => {
-                    arrivals.push(Arrival::Foreign(from, protocol));
-                    continue;
-                }
-                Step::Stranger(why) => why,
-            };
-            arrivals.push(Arrival::Stranger(from, why));
+            }
+            Step::WrongKey(greeting) => Arrival::WrongKey(from, greeting),
+            Step::Foreign(protocol) => Arrival::Foreign(from, protocol),
+            Step::Stranger(why) => Arrival::Stranger(from, why),
+        });
+    }
+
+    fn keep(&mut self, visitor: Visitor, now: Instant, arrivals: &mut Vec<Arrival>) {
+        if now >= visitor.since + self.limits.patience {
+            arrivals.push(Arrival::Stranger(visitor.from, "no proof within the time limit".to_string()));
+        } else {
+            self.pending.push(visitor);
         }
     }
 
@@ -402,7 +436,14 @@ impl Acceptor {
         wait::poll(&mut fds, Some(Duration::ZERO)).is_ok_and(|ready| ready > 0)
     }
 
-    fn accept_waiting(&mut self, now: Instant, arrivals: &mut Vec<Arrival>) {
+    /// Takes those that wait, and hears each at once: a friend that waited has said its greeting.
+    fn accept_waiting(
+        &mut self,
+        now: Instant,
+        admit: &mut impl FnMut(&[u8]) -> Result<Key, Unwanted>,
+        welcome: &mut impl FnMut(&Proved) -> Vec<u8>,
+        arrivals: &mut Vec<Arrival>,
+    ) {
         if self.rest_until.is_some_and(|until| now < until) {
             return;
         }
@@ -417,13 +458,15 @@ impl Acceptor {
                 }
                 return;
             };
-            match socket::accept(self.listener.as_fd(), &self.options) {
+            match socket::accept(self.listener.as_fd()) {
                 Ok(Some((fd, from))) => {
                     strangers::forget_trouble();
-                    match check_user(fd.as_fd(), from) {
-                        Ok(()) => self.pending.push(Visitor::new(fd, from, self.protocol, place)),
-                        Err(why) => arrivals.push(Arrival::Stranger(from, why)),
+                    if let Err(why) = check_user(fd.as_fd(), from) {
+                        arrivals.push(Arrival::Stranger(from, why));
+                        continue;
                     }
+                    let visitor = Visitor::new(fd, from, self.protocol, place);
+                    self.hear_one(visitor, now, admit, welcome, arrivals);
                 }
                 Ok(None) => return,
                 // The descriptors of strangers are the first to be given up.

@@ -123,16 +123,14 @@ impl fmt::Display for Caller {
     }
 }
 
-/// Takes one waiting connection, if there is one.
+/// Takes one waiting connection, if there is one. Options are for those that turn out to be friends: of a
+/// crowd of strangers most are closed at once.
 ///
 /// # Errors
 /// The kernel's refusal; most likely the process has no descriptors left.
-pub fn accept(listener: BorrowedFd<'_>, options: &Options) -> Result<Option<(OwnedFd, Caller)>, Errno> {
+pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<(OwnedFd, Caller)>, Errno> {
     match take_connection(listener) {
         Ok((fd, from)) => {
-            if from.is_some() {
-                options.apply(fd.as_fd());
-            }
             let canonical =
                 |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
             Ok(Some((fd, Caller(from.map(canonical)))))
@@ -141,6 +139,18 @@ pub fn accept(listener: BorrowedFd<'_>, options: &Options) -> Result<Option<(Own
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED | Errno::PROTO) => Ok(None),
         Err(errno) => Err(errno),
     }
+}
+
+/// The time for which the other end of a TCP connection has said nothing; since it was established, if it
+/// never said a word. None if the kernel does not say.
+pub fn silence(fd: BorrowedFd<'_>) -> Option<Duration> {
+    // SAFETY: plain numbers, for which zeros will do.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    let (place, level) = ((&raw mut info).cast(), libc::IPPROTO_TCP);
+    // SAFETY: the kernel writes at most `length` bytes.
+    let code = unsafe { libc::getsockopt(fd.as_raw_fd(), level, libc::TCP_INFO, place, &raw mut length) };
+    (code == 0).then(|| Duration::from_millis(info.tcpi_last_data_recv.into()))
 }
 
 /// Takes a connection, with the address of the caller if that is one of TCP. By the C library's function, as
@@ -378,9 +388,9 @@ mod tests {
         let tcp = listen(local(), &options).unwrap();
         let places = [(tcp.0, Address::Tcp(tcp.1)), (listen_unix(&token).unwrap(), Address::Unix(token))];
         for (listener, address) in places {
-            assert!(matches!(accept(listener.as_fd(), &options), Ok(None)));
+            assert!(matches!(accept(listener.as_fd()), Ok(None)));
             let near = begin_connect(&Origin::default(), &address, &options).unwrap();
-            let (far, from) = until(|| accept(listener.as_fd(), &options).unwrap());
+            let (far, from) = until(|| accept(listener.as_fd()).unwrap());
             until(|| is_connected(near.as_fd()).unwrap().then_some(()));
             assert_eq!(from.0.is_some(), matches!(address, Address::Tcp(_)));
             assert_eq!(send_more(near.as_fd(), b"head"), Ok(Moved::Bytes(4)));

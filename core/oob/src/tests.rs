@@ -45,7 +45,7 @@ fn raw(to: &Address) -> Stream {
 }
 
 fn arrival(listener: &OwnedFd) -> Stream {
-    until(|| socket::accept(listener.as_fd(), &Options::default()).unwrap()).0.into()
+    until(|| socket::accept(listener.as_fd()).unwrap()).0.into()
 }
 
 /// Both ends of a connection.
@@ -287,7 +287,7 @@ fn a_crowd_of_one_address_gives_way_before_others() {
     let mut ends = Vec::new();
     for host in [1, 2, 2, 2, 3] {
         let near = raw(&address);
-        let (fd, _) = until(|| socket::accept(listener.as_fd(), &Options::default()).unwrap());
+        let (fd, _) = until(|| socket::accept(listener.as_fd()).unwrap());
         let from = Caller(Some(SocketAddr::from(([10, 0, 0, host], 7))));
         let visitor = Visitor::new(fd, from, PROTOCOL, Place::take(0).unwrap());
         let visitor = if host == 3 || ends.len() == 2 {
@@ -317,7 +317,7 @@ fn a_socket_of_this_host_is_for_this_user() {
     let token = socket::random().unwrap();
     let listener = socket::listen_unix(&token).unwrap();
     let _near = raw(&Address::Unix(token));
-    let (fd, from) = until(|| socket::accept(listener.as_fd(), &Options::default()).unwrap());
+    let (fd, from) = until(|| socket::accept(listener.as_fd()).unwrap());
     assert_eq!(check_user(fd.as_fd(), from), Ok(()));
 }
 
@@ -356,4 +356,29 @@ fn a_proof_that_comes_too_late_is_given_again() {
         network.join().unwrap();
         assert_eq!(connector.join().unwrap().unwrap(), b"me!");
     });
+}
+
+/// A stranger that waited in silence to be accepted has had its grace; a friend that waited as long is heard
+/// before anybody wants its place.
+#[test]
+fn silence_counts_from_when_one_connects() {
+    let grace = Duration::from_secs(10);
+    let (mut acceptor, address) = acceptor(Limits { pending: 1, grace, ..LIMITS });
+    let _stranger = raw(&address);
+    let _other = raw(&address);
+    let friend = raw(&address);
+    friend
+        .write_all(
+            crate::handshake::Connector::new(PROTOCOL, &key(), [1; 32], b"rank").greeting(),
+            false,
+            &patient(),
+            &test,
+        )
+        .unwrap();
+    std::thread::sleep(2 * grace / 50);
+    // Each is taken, and the two give way to who comes behind them, in one look.
+    let arrivals = look(&mut acceptor);
+    assert_eq!(arrivals.len(), 2, "{arrivals:?}");
+    let mut challenge = vec![0; PROTOCOL.challenge_bytes()];
+    friend.read_exact(&mut challenge, &patient(), &test).unwrap();
 }

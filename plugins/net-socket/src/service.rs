@@ -363,7 +363,7 @@ impl Body {
     fn accept(&mut self, listener: &OwnedFd) {
         let now = Instant::now();
         loop {
-            let (fd, from) = match socket::accept(listener.as_fd(), &self.service.options) {
+            let (fd, from) = match socket::accept(listener.as_fd()) {
                 Ok(Some(found)) => found,
                 Ok(None) => return,
                 // The descriptors of strangers are the first to be given up.
@@ -380,6 +380,9 @@ impl Body {
             let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
             if epoll::add(&self.service.epoll, &fd, epoll::EventData::new_u64(token), flags).is_ok() {
                 self.handshakes.insert(token, Visitor::new(fd, from, PROTOCOL, place));
+                // At once: a friend that waited has said its greeting, and is not silent when others want its
+                // place.
+                self.hear(token);
             }
         }
     }
@@ -421,6 +424,7 @@ impl Body {
             Visit::Friend(friend) => {
                 // The connection watches its sockets itself.
                 let _ = epoll::delete(&self.service.epoll, friend.fd());
+                self.service.options.apply(friend.fd());
                 self.shielded(|| friend.come_in());
             }
             Visit::Stranger(reason) => {

@@ -184,7 +184,7 @@ mod tests {
         let options = Options::default();
         let (listener, address) = listen("127.0.0.1:0".parse().unwrap(), &options).unwrap();
         let near = begin_connect(&Origin::default(), &Address::Tcp(address), &options).unwrap();
-        let (far, _) = until(|| accept(listener.as_fd(), &options).unwrap());
+        let (far, _) = until(|| accept(listener.as_fd()).unwrap());
         until(|| is_connected(near.as_fd()).unwrap().then_some(()));
         // SAFETY: both spans are live arrays.
         let sent = unsafe { send_spans(near.as_fd(), [Span::of(b"head"), Span::of(b"body")], false) };
