@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -18,16 +19,18 @@
 typedef uint64_t ptr_t;
 enum { OK = 0, INVALID_VALUE = 1, OOM = 2, NO_DEVICE = 100, INVALID_CONTEXT = 201, ALREADY_ENABLED = 704,
        ALREADY_REGISTERED = 712, ILLEGAL_STATE = 401, NOT_PERMITTED = 800, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906, NOT_FOUND = 500 };
-enum { FREE, DEVICE, VMM, OPENED, PINNED, REGISTERED };
+enum { FREE, DEVICE, VMM, OPENED, PINNED, REGISTERED, TAKEN };
 
-struct range { int kind, device, fd; char *addr; size_t bytes; int access; };
+struct range { _Atomic int kind; int device, fd; char *addr; size_t bytes; int access; };
 struct context { int device, retained; };
 struct stream { int capture, nodes, priority; }; /* the capture that it is in, and what was recorded */
 struct graph { int nodes; };
 
 static struct range ranges[RANGES];
 static struct context contexts[DEVICES];
-static int live, capturing, captures, records, waits, external_waits, value_waits, launches, overlapping, graph_launches, peer_access[DEVICES][DEVICES];
+/* Ranks are threads, and count at the same time. */
+static _Atomic int live, capturing, captures, records, waits, external_waits, value_waits, launches, overlapping, graph_launches;
+static int peer_access[DEVICES][DEVICES];
 static uintptr_t latest_node, record_node, recorded_after; /* of captures: nodes are numbers */
 static unsigned loaded, last_grid, last_block, last_shared, most_shared;
 static __thread struct context *current;
@@ -58,17 +61,20 @@ static int unsafe_call(void) { return !current ? INVALID_CONTEXT : capturing && 
 static struct range *find(ptr_t p) {
   for (int i = 0; i < RANGES; i++) {
     struct range *r = &ranges[i];
-    if (r->kind && p >= (ptr_t)r->addr && p < (ptr_t)r->addr + r->bytes) return r;
+    if (r->kind && r->kind != TAKEN && p >= (ptr_t)r->addr && p < (ptr_t)r->addr + r->bytes) return r;
   }
   return 0;
 }
+/* The kind comes last: who looks for an address meanwhile finds a whole range, or none. */
 static struct range *add(int kind, char *addr, size_t bytes, int fd) {
-  for (int i = 0; i < RANGES; i++)
-    if (!ranges[i].kind) {
-      ranges[i] = (struct range){kind, current ? current->device : 0, fd, addr, bytes, 0};
-      live++;
-      return &ranges[i];
-    }
+  for (int i = 0; i < RANGES; i++) {
+    struct range *r = &ranges[i];
+    int is_free = FREE;
+    if (!atomic_compare_exchange_strong(&r->kind, &is_free, TAKEN)) continue;
+    r->device = current ? current->device : 0, r->fd = fd, r->addr = addr, r->bytes = bytes, r->access = 0;
+    r->kind = kind, live++;
+    return r;
+  }
   abort();
 }
 static void drop(struct range *r) { r->kind = FREE; live--; }
