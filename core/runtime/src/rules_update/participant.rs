@@ -423,8 +423,8 @@ impl Work {
             log::warn(&text);
             // The others may wait for this rank in a split, say, which it is refused from now on; and it may
             // itself wait for one that is.
-            let error = Error::remote(text);
-            self.place.bootstrap.report(&error);
+            // Who ended may not be known to be dead yet; without a name others would blame this rank.
+            let error = self.place.bootstrap.blame(Error::remote(text));
             self.place.abort.doom(error.clone());
             self.place.control.fail(error);
         }
