@@ -12,8 +12,11 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
+
+sys.dont_write_bytecode = True
+
+import tool
 
 SIDES = ("cost model", "rules")
 
@@ -61,17 +64,10 @@ def measured(options, side):
 def perf(options, side, words):
     """By collective and bytes: time in µs, the median where it was measured often, what ran, and the rule."""
     first, last, factor = options.sizes.split(":")
-    words = [options.hawser, "perf", ",".join(options.collectives), *words, "--json"]
+    words = [options.hawser, "perf", ",".join(options.collectives), *words]
     words += ["-b", first, "-e", last, "-f", factor]
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("HAWSER_", "NCCL_"))}
-    env |= {"HAWSER_DEVICE": "host", "HAWSER_RUNTIME_DIR": "none"}
-    if side == "rules":
-        env["HAWSER_RULES"] = os.path.abspath(options.rules)
-    done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)} failed:\n{done.stdout}")
     found = {}
-    for row in json.loads(done.stdout)["results"]:
+    for row in tool.perf(words, options.rules if side == "rules" else None):
         ran = row.get("decision")
         if not ran:
             continue

@@ -11,9 +11,12 @@ import json
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
+
+sys.dont_write_bytecode = True
+
+import tool
 
 COLLECTIVES = "all_reduce,all_gather,reduce_scatter,alltoall"
 WAYS = "pairwise:1 pairwise:2 direct:1 direct:2 all_pairs:1 all_pairs:2 pat:1 ring:1 ring:2 one_shot:1 "
@@ -43,22 +46,18 @@ def main():
 
 def measured(options, ranks, way):
     """By collective, algorithm, channels and bytes: µs, where the way decided (of all if there is none)."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("HAWSER_", "NCCL_"))}
-    env |= {"HAWSER_DEVICE": "host", "HAWSER_RUNTIME_DIR": "none"}
     words = [options.hawser, "perf", COLLECTIVES, "-t", str(ranks), "-c", "0", "-w", "5", "-n", "100"]
-    words += ["--point-ms", "3", "-N", str(options.cycles), "--skip-in-place", "--explain", "--json"]
+    words += ["--point-ms", "3", "-N", str(options.cycles), "--skip-in-place", "--explain"]
     words += ["-b", "1K", "-e", "4M", "-f", "4"]
     with tempfile.TemporaryDirectory() as folder:
+        rules = None
         if way:
             algorithm, channels = way.split(":")
             rules = pathlib.Path(folder) / "rules.toml"
             rules.write_text(f'[[rule]]\nuse = {{ algorithm = "{algorithm}", channels = {channels} }}\n')
-            env["HAWSER_RULES"] = str(rules)
-        done = subprocess.run(words, env=env, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{' '.join(words)} failed:\n{done.stdout}")
+        results = tool.perf(words, rules)
     times = {}
-    for row in json.loads(done.stdout)["results"]:
+    for row in results:
         ran = row.get("decision")
         if ran and (way is None or ran.get("rule")):
             key = (row["collective"], ran["algorithm"], ran["channels"], row["size"])

@@ -106,8 +106,8 @@ struct Frozen {
 }
 
 impl Schedule {
-    /// A schedule of one thread, which has its turn. `settle` waits, in real time, until what the kernel has on
-    /// its way has come.
+    /// A schedule of one thread, which has its turn. `settle` waits, in real time, until what the kernel has
+    /// on its way has come.
     pub fn new(seed: u64, settle: fn()) -> Self {
         let mut schedule = Self {
             draws: Draws::new(seed, 1),

@@ -76,8 +76,8 @@ impl<'a> From<&Event<'a>> for RawEvent<'a> {
 }
 
 impl<'a> RawEvent<'a> {
-    /// Writes group, words and texts of an event, which [`unpack`] reads, to their places: on the way of every
-    /// operation, where copies on the way there would be seen.
+    /// Writes group, words and texts of an event, which [`unpack`] reads, to their places. Every operation
+    /// passes here, so nothing is copied on the way.
     #[inline]
     fn fill(&mut self, what: &What<'a>) {
         match *what {
