@@ -84,7 +84,8 @@ class Job:
         self.ranks = []
 
     def process(self, *words, env=None):
-        return Process([self.given.rank, *map(str, words)], env)
+        program = self.given.strangers_by or self.given.rank if words[0] == "stranger" else self.given.rank
+        return Process([program, *map(str, words)], env)
 
     def rank(self, number, unique_id):
         env = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_DEBUG": "INFO", "NCCL_HOSTID": ("even", "odd")[number % 2]}
@@ -196,6 +197,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--strangers", type=int, default=10_000)
     parser.add_argument("--of-another-user", type=int, default=1_000)
+    parser.add_argument("--strangers-by", help="the program of strangers, if it is another than RANK")
     parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--sides", nargs="*", default=SIDES)
     given = parser.parse_args()

@@ -17,7 +17,10 @@ use hawser_runtime::{Comm, Config, Error, Result, unique_id};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process, set_parent_process_death_signal,
+    setrlimit, waitpid,
+};
 
 use crate::deadline::LIMIT;
 use crate::process::{Process, hex, id_from_hex};
@@ -283,8 +286,8 @@ fn name_ports(files: u64, named: &mut BTreeSet<String>) {
 }
 
 /// A stranger: makes so many connections to each port that it is told, says nothing on any, and keeps those
-/// that are not closed until its input ends. One of this user plays a stranger on the network, which reaches
-/// TCP ports only.
+/// that are not closed until its input ends. Each port has a process, whose limit of open files is its own.
+/// One of this user plays a stranger on the network, which reaches TCP ports only.
 ///
 /// # Errors
 /// It cannot become another user.
@@ -300,24 +303,35 @@ pub fn stranger(connections: u32, user: u32, nice: u32) -> Result<()> {
             return Err(Error::system("setuid", std::io::Error::last_os_error()));
         }
     }
-    let is_over = Arc::new(AtomicBool::new(false));
+    let mut children = Vec::new();
     for port in stdin().lock().lines().map_while(std::io::Result::ok) {
         if is_of_this_user && !port.starts_with("tcp ") {
             println!("made 0");
             continue;
         }
-        let over = is_over.clone();
-        std::thread::spawn(move || {
-            let mut open = Vec::new();
-            println!("made {}", make(&port, connections, &mut open));
-            while !over.load(Ordering::Relaxed) {
-                std::thread::sleep(Duration::from_millis(100));
-                keep_open_ones(&mut open);
-            }
-        });
+        // SAFETY: this process has one thread.
+        match unsafe { libc::fork() } {
+            0 => stay_at(&port, connections),
+            child => children.extend(Pid::from_raw(child)),
+        }
     }
-    is_over.store(true, Ordering::Relaxed);
+    for child in children {
+        let _ = kill_process(child, Signal::KILL);
+        let _ = waitpid(Some(child), WaitOptions::empty());
+    }
     Ok(())
+}
+
+/// The process that makes connections to a port and keeps them until its parent ends it or has gone.
+fn stay_at(port: &str, connections: u32) -> ! {
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let mut open = Vec::new();
+    println!("made {}", make(port, connections, &mut open));
+    loop {
+        // Seldom: to ask thousands of sockets takes time from the ranks.
+        std::thread::sleep(Duration::from_secs(1));
+        keep_open_ones(&mut open);
+    }
 }
 
 /// Makes connections to a port. Returns how many there were.

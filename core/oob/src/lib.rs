@@ -81,6 +81,7 @@ pub mod handshake;
 pub mod interface;
 pub mod seal;
 pub mod sha256;
+pub mod silent;
 pub mod socket;
 pub mod strangers;
 pub mod stream;

@@ -3,6 +3,7 @@
 //! Everything is close-on-exec, and every send carries `MSG_NOSIGNAL`: a peer that is gone is an error, never
 //! a SIGPIPE.
 
+use crate::silent;
 use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, Shutdown, SocketAddrUnix, sockopt};
 use std::fmt;
@@ -81,7 +82,8 @@ impl Options {
     }
 }
 
-/// Opens a TCP listener; port 0 lets the kernel choose. Returns the address it really has.
+/// Opens a TCP listener; port 0 lets the kernel choose. Returns the address it really has. Connections
+/// come to it once their other ends have spoken ([`silent`]).
 ///
 /// # Errors
 /// The kernel's refusal.
@@ -94,6 +96,7 @@ pub fn listen(at: SocketAddr, options: &Options) -> Result<(OwnedFd, SocketAddr)
         sockopt::set_socket_reuseaddr(&fd, true)?;
     }
     net::bind(&fd, &at)?;
+    silent::keep_out(fd.as_fd());
     net::listen(&fd, BACKLOG)?;
     let bound = SocketAddr::try_from(net::getsockname(&fd)?)?;
     Ok((fd, bound))
@@ -163,6 +166,9 @@ fn take_connection(listener: BorrowedFd<'_>) -> Result<(OwnedFd, Option<SocketAd
     // SAFETY: the kernel writes at most `length` bytes of the address.
     let fd = unsafe { libc::accept4(listener.as_raw_fd(), address, &raw mut length, flags) };
     let fd = owned(fd)?;
+    if i32::from(storage.ss_family) != libc::AF_UNIX {
+        silent::let_in(fd.as_fd());
+    }
     let from = match i32::from(storage.ss_family) {
         libc::AF_INET => {
             // SAFETY: the kernel has written an address of this family, which the storage has room for.
@@ -390,11 +396,11 @@ mod tests {
         for (listener, address) in places {
             assert!(matches!(accept(listener.as_fd()), Ok(None)));
             let near = begin_connect(&Origin::default(), &address, &options).unwrap();
-            let (far, from) = until(|| accept(listener.as_fd()).unwrap());
             until(|| is_connected(near.as_fd()).unwrap().then_some(()));
-            assert_eq!(from.0.is_some(), matches!(address, Address::Tcp(_)));
             assert_eq!(send_more(near.as_fd(), b"head"), Ok(Moved::Bytes(4)));
             assert_eq!(send(near.as_fd(), b"body"), Ok(Moved::Bytes(4)));
+            let (far, from) = until(|| accept(listener.as_fd()).unwrap());
+            assert_eq!(from.0.is_some(), matches!(address, Address::Tcp(_)));
             let mut bytes = [0; 9];
             let got = until(|| match receive(far.as_fd(), &mut bytes) {
                 Ok(Moved::Nothing) => None,

@@ -4,6 +4,7 @@ use crate::accept::{Acceptor, Arrival, Limits, Step, Unwanted, Visitor, check_us
 use crate::dial::{self, Dial, Ended, Offer, Retry};
 use crate::error::ErrorKind;
 use crate::handshake::{Failure, Key, Protocol};
+use crate::silent;
 use crate::socket::{self, Address, Caller, Moved, Options, Origin};
 use crate::strangers::Place;
 use crate::stream::Stream;
@@ -33,7 +34,14 @@ pub(crate) fn patient() -> Until<'static> {
     Until::after(Duration::from_secs(20))
 }
 
+/// A listener that hears of all who connect.
 fn listen() -> (OwnedFd, Address) {
+    let (fd, address) = listen_to_those_that_speak();
+    silent::let_in(fd.as_fd());
+    (fd, address)
+}
+
+fn listen_to_those_that_speak() -> (OwnedFd, Address) {
     let (fd, address) = socket::listen(SocketAddr::from(([127, 0, 0, 1], 0)), &Options::default()).unwrap();
     (fd, Address::Tcp(address))
 }
@@ -268,6 +276,35 @@ fn silent_strangers_give_way_and_end_in_time() {
     let _silent = raw(&address);
     let gone = until(|| look(&mut impatient).pop());
     assert!(matches!(&gone, Arrival::Stranger(_, why) if why.contains("time limit")), "{gone:?}");
+}
+
+/// Silent connections never come to a listener; one that speaks comes with its words and then works as
+/// any other, and so does one that leaves.
+#[test]
+fn those_that_say_nothing_never_come() {
+    let (listener, address) = listen_to_those_that_speak();
+    let crowd: Vec<Stream> = (0..20).map(|_| raw(&address)).collect();
+    let friend = raw(&address);
+    friend.write_all(b"word", false, &patient(), &test).unwrap();
+    let accepted = arrival(&listener);
+    let mut word = [0; 4];
+    accepted.read_exact(&mut word, &patient(), &test).unwrap();
+    assert_eq!(&word, b"word");
+    assert!(socket::accept(listener.as_fd()).unwrap().is_none(), "a silent one came");
+    // More than the buffers of both ends: it arrives if the acknowledgements that have no data do.
+    let data = vec![7; 32 << 20];
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut bytes = vec![0; data.len()];
+            friend.read_exact(&mut bytes, &patient(), &test).unwrap();
+            bytes
+        });
+        accepted.write_all(&data, false, &patient(), &test).unwrap();
+        assert!(reader.join().unwrap() == data);
+    });
+    drop(crowd);
+    let gone = arrival(&listener);
+    assert!(matches!(until(|| gone.read_some(&mut word).ok()), Moved::Closed));
 }
 
 /// Many silent connections wait before a friend: they make way for it, and for each other.

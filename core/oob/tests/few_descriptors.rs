@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use hawser_oob::accept::{Acceptor, Arrival, Limits};
 use hawser_oob::dial::{Dial, Ended, Offer};
 use hawser_oob::handshake::{Key, Protocol};
+use hawser_oob::silent;
 use hawser_oob::socket::{self, Address, Options, Origin};
 use hawser_oob::strangers;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -24,6 +26,7 @@ fn strangers_take_a_share_and_lose_it_first() {
     let limit = |files| setrlimit(Resource::Nofile, Rlimit { current: Some(files), maximum }).unwrap();
     limit(FILES);
     let (listener, at) = socket::listen(SocketAddr::from(([127, 0, 0, 1], 0)), &Options::default()).unwrap();
+    silent::let_in(listener.as_fd());
     let mut acceptor = Acceptor::new(listener, Options::default(), PROTOCOL, LIMITS);
 
     // Far more than the share come; they are ours as well, so that each costs this process two.

@@ -462,7 +462,7 @@ fn memory_file() -> std::fs::File {
 
 static REMARKS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Garbage, silence, half a handshake, and one that leaves at once.
+/// Garbage, one byte, half a handshake, and one that leaves at once.
 fn strangers(at: std::net::SocketAddr) -> Vec<TcpStream> {
     let stranger = |text: &[u8]| {
         let mut stream = TcpStream::connect(at).unwrap();
@@ -472,7 +472,7 @@ fn strangers(at: std::net::SocketAddr) -> Vec<TcpStream> {
     drop(stranger(b""));
     vec![
         stranger(b"GET / HTTP/1.1\r\n\r\n"),
-        stranger(b""),
+        stranger(b"H"),
         stranger(b"HAWSboot\x01\x01"),
         stranger(&[0; 4096]),
     ]
