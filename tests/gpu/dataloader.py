@@ -17,6 +17,9 @@ import tempfile
 import time
 
 sys.dont_write_bytecode = True
+
+import processes
+
 LIMIT = 120
 # After a death: the library notices it in 2 s, PyTorch's watchdog looks once in a while.
 LIMIT_AFTER_DEATH = 60
@@ -25,13 +28,7 @@ VICTIM = 1
 
 
 def main():
-    try:
-        import torch
-
-        gpus = torch.cuda.device_count()
-    except ImportError:
-        gpus = 0
-    if not gpus:
+    if not processes.torch_gpus():
         print("skipped: needs PyTorch and a GPU")
         return 0
     library, ranks = os.path.abspath(sys.argv[1]), int((sys.argv + ["8"])[2])
@@ -77,12 +74,7 @@ def carry_out(library, ranks, phase, judge):
                 text = log.read()
             problem = judge(rank, child.returncode, text)
             problems.append(f"HANGS: {problem}: {text[-1500:]}" if hangs else problem)
-        for child in children:
-            try:
-                os.killpg(child.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            child.wait()
+        processes.end_all_sessions(children)
         return problems
 
 

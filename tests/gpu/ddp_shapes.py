@@ -15,17 +15,14 @@ import tempfile
 import time
 
 sys.dont_write_bytecode = True
+
+import processes
+
 LIMIT = 90
 
 
 def main():
-    try:
-        import torch
-
-        gpus = torch.cuda.device_count()
-    except ImportError:
-        gpus = 0
-    if not gpus:
+    if not processes.torch_gpus():
         print("skipped: needs PyTorch and a GPU")
         return 0
     library, ranks = os.path.abspath(sys.argv[1]), int((sys.argv + ["4"])[2])

@@ -10,12 +10,10 @@ results must stay right. Last, all ranks have closed their descriptors 0 to 2 be
 INFO: results must stay right, though connections might have had these numbers. Needs a GPU, no framework.
 """
 
-import argparse
 import ctypes
 import os
 import random
 import re
-import select
 import signal
 import subprocess
 import sys
@@ -24,11 +22,12 @@ import time
 
 sys.dont_write_bytecode = True
 
+import processes
+from processes import ONE_HOST, PLACES, SLOWEST, has_gpu, said
+
 P, SIZE = ctypes.c_void_p, ctypes.c_size_t
 PHASES = ["init", "small", "large", "copy", "graph", "messages", "split", "destroy"]
 LEAVING = ["leave-small", "leave-large", "leave-messages"]
-PLACES = ["one host", "a host for each rank"]
-SLOWEST = 60
 FLOAT, SUM = 7, 0
 
 
@@ -64,51 +63,27 @@ def main():
 
 
 def parsed():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library", type=os.path.abspath)
-    parser.add_argument("ranks", type=int, nargs="?", default=4)
+    parser = processes.parser(__doc__)
     parser.add_argument("--kills", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--leave", action="store_true", help="only: rank 0 leaves in peace, others call")
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--phase", help=argparse.SUPPRESS)
-    parser.add_argument("--identity", help=argparse.SUPPRESS)
-    parser.add_argument("--forked", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def has_gpu():
-    # In a process of its own: children are started from this one.
-    code = """
-import ctypes
-driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
-print("GPUs" if found else "none")
-"""
-    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    return asked.stdout.strip() == "GPUs"
-
-
-def start(options, phase, victim, forked, identity, place="one host"):
+def start(options, phase, victim, forked, folder, place=ONE_HOST):
     """The processes of all ranks."""
-    level = "INFO" if phase == "closed" else "WARN"
-    env = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": level}
+    env = {"NCCL_DEBUG": "INFO"} if phase == "closed" else {}
     ranks = []
     for rank in range(options.ranks):
-        words = [sys.executable, __file__, options.library, str(options.ranks), "--child", str(rank)]
-        words += ["--phase", phase, "--identity", identity]
-        words += ["--forked"] if forked and rank == victim else []
-        if place != "one host":
-            env = {**env, "NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        ranks.append(subprocess.Popen(words, env=env, start_new_session=True, **pipes))
+        words = [str(options.ranks), *(["--forked"] if forked and rank == victim else [])]
+        ranks.append(processes.start(options, rank, phase, folder, place, words, env))
     return ranks
 
 
 def kill(options, dice, phase, victim, forked):
     """(what is wrong or None, seconds from the kill to the end of the last survivor)."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = start(options, phase, victim, forked, os.path.join(folder, "id"))
+        ranks = start(options, phase, victim, forked, folder)
         try:
             if not all(said(rank, b"ready", 40) for rank in ranks):
                 return "a rank did not get ready", 0.0
@@ -121,12 +96,7 @@ def kill(options, dice, phase, victim, forked):
                     problems += [problem] if problem else []
             return "; ".join(problems) or None, time.monotonic() - began
         finally:
-            for child in ranks:
-                try:
-                    os.killpg(child.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-                child.wait()
+            processes.end_all_sessions(ranks)
 
 
 def judged(child, rank, victim, phase, deadline):
@@ -145,25 +115,11 @@ def judged(child, rank, victim, phase, deadline):
     return None
 
 
-def said(child, word, seconds):
-    """Whether a process says a word in time."""
-    end, text = time.monotonic() + seconds, b""
-    while word not in text:
-        if not select.select([child.stdout], [], [], max(0, end - time.monotonic()))[0]:
-            return False
-        more = os.read(child.stdout.fileno(), 4096)
-        if not more:
-            sys.stdout.write(text.decode(errors="replace")[-500:])
-            return False
-        text += more
-    return True
-
-
 def leave(options, phase, place):
     """Rank 0 destroys its communicator: the others, which call once more, must end with an error that names
     it."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = start(options, phase, -1, False, os.path.join(folder, "id"), place)
+        ranks = start(options, phase, -1, False, folder, place)
         try:
             end = time.monotonic() + SLOWEST
             problems = [judged(child, rank, 0, phase, end) for rank, child in enumerate(ranks) if rank]
@@ -172,16 +128,14 @@ def leave(options, phase, place):
         except subprocess.TimeoutExpired:
             problems.append("rank 0 HANGS")
         finally:
-            for child in ranks:
-                child.kill()
-                child.wait()
+            processes.end_all(ranks)
     return "; ".join(problem for problem in problems if problem) or None
 
 
 def all_end_well(options, phase):
     """What is wrong with a phase in which no rank fails, or None."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = start(options, phase, -1, False, os.path.join(folder, "id"))
+        ranks = start(options, phase, -1, False, folder)
         try:
             for rank, child in enumerate(ranks):
                 text = child.communicate(timeout=SLOWEST)[0].decode(errors="replace")
@@ -190,9 +144,7 @@ def all_end_well(options, phase):
         except subprocess.TimeoutExpired:
             return "a rank hangs"
         finally:
-            for child in ranks:
-                child.kill()
-                child.wait()
+            processes.end_all(ranks)
     return None
 
 

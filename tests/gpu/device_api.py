@@ -19,7 +19,7 @@ import tempfile
 
 sys.dont_write_bytecode = True
 
-from deaths import has_gpu
+from processes import has_gpu
 
 SOURCE = pathlib.Path(__file__).resolve().parent / "device_api" / "kernels.cu"
 LIMIT = 300

@@ -15,19 +15,18 @@ import os
 import random
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import time
 
 sys.dont_write_bytecode = True
 
-from deaths import FLOAT, SIZE, SUM, Failed, P, Rank, UniqueId, has_gpu, said
+import processes
+from deaths import FLOAT, SIZE, SUM, Failed, P, Rank, UniqueId
+from processes import PLACES, SLOWEST, ended_badly, has_gpu, said
 
 PHASES = ["suspend", "shrink", "grow", "revoke"]
-PLACES = ["one host", "a host for each rank"]
 WORK = ["small", "large", "graph", "messages"]
-SLOWEST = 60
 ABORT, SUSPEND_MEM = 1, 1
 INVALID_USAGE = 5
 COUNT = 1 << 20
@@ -59,33 +58,19 @@ def main():
 
 
 def parsed():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library", type=os.path.abspath)
-    parser.add_argument("ranks", type=int, nargs="?", default=4)
+    parser = processes.parser(__doc__)
     parser.add_argument("--kills", type=int, default=6)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", choices=[*PHASES, "kill"])
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--phase", help=argparse.SUPPRESS)
     parser.add_argument("--victim", type=int, default=-1, help=argparse.SUPPRESS)
-    parser.add_argument("--identity", help=argparse.SUPPRESS)
-    parser.add_argument("--forked", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def carry_out(options, phase, place, victim, after=0.0):
     """(what is wrong or None, seconds until the last rank ended)."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = []
-        for rank in range(options.ranks):
-            env = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
-            if place != "one host":
-                env = {**env, "NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
-            words = [sys.executable, __file__, options.library, str(options.ranks), "--child", str(rank)]
-            words += ["--phase", phase, "--identity", os.path.join(folder, "id")]
-            words += ["--victim", str(victim)] if victim is not None else []
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            ranks.append(subprocess.Popen(words, env=env, start_new_session=True, **pipes))
+        words = [str(options.ranks), *(["--victim", str(victim)] if victim is not None else [])]
+        ranks = [processes.start(options, r, phase, folder, place, words) for r in range(options.ranks)]
         try:
             began = time.monotonic()
             if victim is not None:
@@ -94,21 +79,10 @@ def carry_out(options, phase, place, victim, after=0.0):
                 time.sleep(after)
                 began = time.monotonic()
                 os.kill(ranks[victim].pid, signal.SIGKILL)
-            problems = [judged(child, rank) for rank, child in enumerate(ranks) if rank != victim]
+            problems = [ended_badly(child, rank) for rank, child in enumerate(ranks) if rank != victim]
             return "; ".join(filter(None, problems)) or None, time.monotonic() - began
         finally:
-            for child in ranks:
-                child.kill()
-                child.wait()
-
-
-def judged(child, rank):
-    try:
-        text = child.communicate(timeout=SLOWEST)[0].decode(errors="replace")
-    except subprocess.TimeoutExpired:
-        child.kill()
-        return f"rank {rank} HANGS: {child.communicate()[0].decode(errors='replace')[-400:]}"
-    return None if child.returncode == 0 else f"rank {rank} ended with {child.returncode}: {text[-400:]}"
+            processes.end_all(ranks)
 
 
 class Elastic(Rank):

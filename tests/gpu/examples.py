@@ -14,6 +14,9 @@ import tempfile
 import time
 
 sys.dont_write_bytecode = True
+
+import processes
+
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "pytorch"
 LIMIT = 180
 WORDS = {
@@ -26,12 +29,7 @@ WORDS = {
 
 
 def main():
-    try:
-        import torch
-
-        gpus = torch.cuda.device_count()
-    except ImportError:
-        gpus = 0
+    gpus = processes.torch_gpus()
     if not gpus:
         print("skipped: needs PyTorch and a GPU")
         return 0

@@ -7,7 +7,6 @@ line for each case with the time until the verdict came; the exit code is 1 if o
 framework.
 """
 
-import argparse
 import ctypes
 import json
 import os
@@ -19,8 +18,9 @@ import time
 
 sys.dont_write_bytecode = True
 
-from deaths import FLOAT, SIZE, SUM, Failed, P, Rank, has_gpu, said
-from elastic import PLACES
+import processes
+from deaths import FLOAT, SIZE, SUM, Failed, P, Rank
+from processes import PLACES, has_gpu, said
 
 # The case, the cause that is expected, and who is to blame. Two causes where it depends on whether anybody has
 # looked if the operations before are over.
@@ -83,53 +83,25 @@ def main():
 
 
 def parsed():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library", type=os.path.abspath)
+    parser = processes.parser(__doc__, ranks=False)
     parser.add_argument("--tool", required=True, type=os.path.abspath)
     parser.add_argument("--only", choices=CASES)
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--phase", help=argparse.SUPPRESS)
-    parser.add_argument("--identity", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.ranks, options.forked = RANKS, False
+    options.ranks = RANKS
     return options
 
 
 def stage(options, case, place):
     """(what is wrong or None, seconds that the right verdict took to come)."""
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [start(options, case, place, rank, folder) for rank in range(RANKS)]
+        words, env = ["--tool", options.tool], {"HAWSER_HANG_AFTER": "0"}
+        ranks = [processes.start(options, r, case, folder, place, words, env) for r in range(RANKS)]
         try:
             if not all(said(rank, b"hangs", 60) for rank in ranks):
                 return "a rank did not get ready", 0.0
             return wait_for_verdict(options, case, ranks[0].pid)
         finally:
-            for child in ranks:
-                child.kill()
-                child.wait()
-
-
-def start(options, case, place, rank, folder):
-    env = {
-        **os.environ,
-        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-        "NCCL_DEBUG": "WARN",
-        "HAWSER_HANG_AFTER": "0",
-    }
-    if place != "one host":
-        env = {**env, "NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
-    words = [
-        sys.executable,
-        __file__,
-        options.library,
-        "--tool",
-        options.tool,
-        "--child",
-        str(rank),
-    ]
-    words += ["--phase", case, "--identity", os.path.join(folder, "id")]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(words, env=env, start_new_session=True, **pipes)
+            processes.end_all(ranks)
 
 
 def wait_for_verdict(options, case, pid):

@@ -17,6 +17,9 @@ import subprocess
 import sys
 
 sys.dont_write_bytecode = True
+
+import processes
+
 STEPS, LIMIT = 50, 240
 
 
@@ -30,12 +33,7 @@ def main():
     )
     parser.add_argument("--without", default="", help="names of parts")
     options = parser.parse_args()
-    try:
-        import torch
-
-        gpus = torch.cuda.device_count()
-    except ImportError:
-        gpus = 0
+    gpus = processes.torch_gpus()
     if not gpus:
         print("skipped: needs PyTorch and a GPU")
         return 0

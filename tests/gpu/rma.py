@@ -9,21 +9,20 @@ has all ranks in one thread. The ranks share the GPUs that there are. Prints a l
 if anything was wrong. Needs a GPU, no framework.
 """
 
-import argparse
 import array
 import ctypes
 import os
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import time
 
 sys.dont_write_bytecode = True
 
-from deaths import SIZE, Failed, P, Rank, UniqueId, has_gpu, said
-from elastic import PLACES, judged
+import processes
+from deaths import SIZE, Failed, P, Rank, UniqueId
+from processes import PLACES, ended_badly, has_gpu, said
 
 PHASES = ["put", "order", "counters", "graph", "revoke", "kill"]
 SIGNALS, CONTEXTS = 3, 2
@@ -50,42 +49,27 @@ def main():
 
 
 def parsed():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library", type=os.path.abspath)
-    parser.add_argument("ranks", type=int, nargs="?", default=4)
+    parser = processes.parser(__doc__)
     parser.add_argument("--only", choices=[*PHASES, "thread"])
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--phase", help=argparse.SUPPRESS)
-    parser.add_argument("--identity", help=argparse.SUPPRESS)
-    parser.add_argument("--forked", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def carry_out(options, phase, place):
     """What is wrong, or None."""
-    processes = 1 if phase == "thread" else options.ranks
+    count = 1 if phase == "thread" else options.ranks
     with tempfile.TemporaryDirectory() as folder:
-        ranks = []
-        for rank in range(processes):
-            env = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN"}
-            if place == PLACES[1]:
-                env = {**env, "NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
-            words = [sys.executable, __file__, options.library, str(options.ranks), "--child", str(rank)]
-            words += ["--phase", phase, "--identity", os.path.join(folder, "id")]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            ranks.append(subprocess.Popen(words, env=env, start_new_session=True, **pipes))
+        words = [str(options.ranks)]
+        ranks = [processes.start(options, rank, phase, folder, place, words) for rank in range(count)]
         try:
-            victim = processes - 1 if phase == "kill" else -1
+            victim = count - 1 if phase == "kill" else -1
             if phase == "kill":
                 if not all(said(rank, b"ready", 60) for rank in ranks):
                     return "a rank did not get ready"
                 os.kill(ranks[victim].pid, signal.SIGKILL)
-            problems = [judged(child, rank) for rank, child in enumerate(ranks) if rank != victim]
+            problems = [ended_badly(child, rank) for rank, child in enumerate(ranks) if rank != victim]
             return "; ".join(filter(None, problems)) or None
         finally:
-            for child in ranks:
-                child.kill()
-                child.wait()
+            processes.end_all(ranks)
 
 
 class WaitFor(ctypes.Structure):

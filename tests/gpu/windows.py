@@ -10,13 +10,11 @@ There is a process for each rank; the ranks share the GPUs that there are. Print
 is 1 if anything was wrong. Needs a GPU, no framework. Not under MPS, whose clients a killed one takes with it.
 """
 
-import argparse
 import ctypes
 import os
 import re
 import signal
 import struct
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,8 +22,9 @@ import time
 sys.dont_write_bytecode = True
 
 import nccl
-from deaths import SIZE, SUM, Failed, P, Rank, has_gpu, said
-from elastic import judged
+import processes
+from deaths import SIZE, SUM, Failed, P, Rank
+from processes import ended_badly, has_gpu, said
 
 PHASES = ["collectives", "outside", "graph", "rounds", "lifetimes", "kill"]
 SYMMETRIC, INT32, WINDOW = 1, 2, 64 << 20
@@ -62,14 +61,8 @@ def main():
 
 
 def parsed():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("library", type=os.path.abspath)
-    parser.add_argument("ranks", type=int, nargs="?", default=4)
+    parser = processes.parser(__doc__)
     parser.add_argument("--only", choices=PHASES)
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--phase", help=argparse.SUPPRESS)
-    parser.add_argument("--identity", help=argparse.SUPPRESS)
-    parser.add_argument("--forked", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -78,12 +71,10 @@ def carry_out(options, phase):
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
         for rank in range(options.ranks):
-            env = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "INFO"}
-            env |= {"NCCL_DEBUG_SUBSYS": "COLL", "NCCL_DEBUG_FILE": os.path.join(folder, f"log{rank}")}
-            words = [sys.executable, __file__, options.library, str(options.ranks), "--child", str(rank)]
-            words += ["--phase", phase, "--identity", os.path.join(folder, "id")]
-            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-            ranks.append(subprocess.Popen(words, env=env, start_new_session=True, **pipes))
+            file = os.path.join(folder, f"log{rank}")
+            env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL", "NCCL_DEBUG_FILE": file}
+            words = [str(options.ranks)]
+            ranks.append(processes.start(options, rank, phase, folder, words=words, env=env))
         try:
             victim = options.ranks - 1 if phase == "kill" else -1
             if phase == "kill":
@@ -91,14 +82,12 @@ def carry_out(options, phase):
                     return "a rank did not get ready", []
                 time.sleep(0.3)
                 os.kill(ranks[victim].pid, signal.SIGKILL)
-            problems = [judged(child, rank) for rank, child in enumerate(ranks) if rank != victim]
+            problems = [ended_badly(child, rank) for rank, child in enumerate(ranks) if rank != victim]
             wrong = "; ".join(filter(None, problems)) or None
             lines = list(table(folder)) if phase == "collectives" else []
             return wrong or staging(folder, phase, options.ranks), lines
         finally:
-            for child in ranks:
-                child.kill()
-                child.wait()
+            processes.end_all(ranks)
 
 
 def log(folder, rank):

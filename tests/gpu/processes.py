@@ -1,0 +1,103 @@
+"""Programs with a process for each rank: what they ask for, how they start their ranks, hear of them and end
+them. A program starts itself once more for a rank."""
+
+import argparse
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+ONE_HOST = "one host"
+PLACES = [ONE_HOST, "a host for each rank"]
+SLOWEST = 60
+
+
+def parser(doc, ranks=True):
+    """`library`, with `ranks` also the number of ranks, and the words by which a program starts its ranks."""
+    made = argparse.ArgumentParser(description=doc.splitlines()[0])
+    made.add_argument("library", type=os.path.abspath)
+    if ranks:
+        made.add_argument("ranks", type=int, nargs="?", default=4)
+    made.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    made.add_argument("--phase", help=argparse.SUPPRESS)
+    made.add_argument("--identity", help=argparse.SUPPRESS)
+    made.add_argument("--forked", action="store_true", help=argparse.SUPPRESS)
+    return made
+
+
+def has_gpu():
+    """Whether the driver finds a GPU."""
+    # In a process of its own: children are started from this one.
+    code = """
+import ctypes
+driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+print("GPUs" if found else "none")
+"""
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return asked.stdout.strip() == "GPUs"
+
+
+def torch_gpus():
+    """The number of GPUs that PyTorch finds; 0 where there is no PyTorch."""
+    try:
+        import torch
+
+        return torch.cuda.device_count()
+    except ImportError:
+        return 0
+
+
+def start(options, rank, phase, folder, place=ONE_HOST, words=(), env=None):
+    """The process of a rank, which finds the identity of the communicator in `folder`. `words` are further
+    arguments, `env` further variables."""
+    variables = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_DEBUG": "WARN", **(env or {})}
+    if place == PLACES[1]:
+        variables |= {"NCCL_HOSTID": f"host-{rank}", "NCCL_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, os.path.abspath(sys.argv[0]), options.library, *words, "--child", str(rank)]
+    command += ["--phase", phase, "--identity", os.path.join(folder, "id")]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, env=variables, start_new_session=True, **pipes)
+
+
+def said(child, word, seconds):
+    """Whether a process says a word in time."""
+    end, text = time.monotonic() + seconds, b""
+    while word not in text:
+        if not select.select([child.stdout], [], [], max(0, end - time.monotonic()))[0]:
+            return False
+        more = os.read(child.stdout.fileno(), 4096)
+        if not more:
+            sys.stdout.write(text.decode(errors="replace")[-500:])
+            return False
+        text += more
+    return True
+
+
+def ended_badly(child, rank):
+    """What is wrong with the end of a process that is to end well, or None."""
+    try:
+        text = child.communicate(timeout=SLOWEST)[0].decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return f"rank {rank} HANGS: {child.communicate()[0].decode(errors='replace')[-400:]}"
+    return None if child.returncode == 0 else f"rank {rank} ended with {child.returncode}: {text[-400:]}"
+
+
+def end_all(children):
+    """Ends what is left of processes."""
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+def end_all_sessions(children):
+    """Ends what is left of processes and of those that they have forked."""
+    for child in children:
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
