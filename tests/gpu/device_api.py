@@ -2,10 +2,11 @@
 """Kernels of users that reach other ranks' memory: tests/gpu/device_api.py libnccl.so.2 [options]
 
 Builds device_api/kernels.cu against each folder of NVIDIA's headers (--include DIR, with nccl.h and nccl_device.h)
-and runs it with threads and with processes. Runs nccl-tests that were built with the device API (--nccl-tests DIR)
+and runs it with threads and with processes; with those of 2.30.5 and later device_api/network.cu too, also with
+processes that count as hosts. Runs nccl-tests that were built with the device API (--nccl-tests DIR)
 with -D 1 to 4 and -R 2, as threads, in one thread, and with --mpi (a build with MPI=1) as processes. Runs programs
-of NCCL's examples (--example FILE), which have to print PASSED. What needs multicast or GIN has to be refused with
-a text that says so. All ranks share the GPUs that there are. Prints a table; the exit code is 1 if something is
+of NCCL's examples (--example FILE), which have to print PASSED. What needs multicast has to be refused with a text
+that says so. All ranks share the GPUs that there are. Prints a table; the exit code is 1 if something is
 wrong. Needs a GPU, and nvcc for the first part."""
 
 import argparse
@@ -21,7 +22,7 @@ sys.dont_write_bytecode = True
 
 from processes import has_gpu
 
-SOURCE = pathlib.Path(__file__).resolve().parent / "device_api" / "kernels.cu"
+SOURCES = pathlib.Path(__file__).resolve().parent / "device_api"
 LIMIT = 300
 # Program, device implementation, and the words of a refusal; None where it has to run.
 IMPLEMENTATIONS = [
@@ -31,8 +32,8 @@ IMPLEMENTATIONS = [
     ("all_reduce", 4, r"(?i)multimem"),
     ("alltoall", 1, None),
     ("alltoall", 2, None),
-    ("alltoall", 3, r"(?i)\bgin"),
-    ("alltoall", 4, r"(?i)\bgin"),
+    ("alltoall", 3, None),
+    ("alltoall", 4, None),
 ]
 
 
@@ -112,26 +113,34 @@ class Runner:
 
 
 def own_kernels(run, include, folder):
-    """Rows of the program of this project, built against a folder of headers."""
-    name = f"kernels.cu, NCCL {version(include)}"
+    """Rows of the programs of this project, built against a folder of headers."""
+    rows = program(run, include, folder, "kernels", ["threads", "processes"])
+    if version(include) >= (2, 30, 5):
+        rows += program(run, include, folder, "network", ["threads", "processes", "hosts"])
+    return rows
+
+
+def program(run, include, folder, source, ways):
+    """Rows of one program, run in these ways."""
+    name = f"{source}.cu, NCCL {'.'.join(map(str, version(include)))}"
     nvcc = os.environ.get("NVCC") or shutil.which("nvcc")
     if not nvcc:
         return [(name, "build", "skipped: no nvcc (NVCC names one)")]
-    binary = os.path.join(folder, "kernels")
+    binary = os.path.join(folder, source)
     words = [nvcc, "-std=c++17", "-arch=native", "-I", include]
     words += [word for also in run.options.also for word in ("-I", also)]
-    words += ["-o", binary, str(SOURCE), "-Xlinker", run.options.library]
+    words += ["-o", binary, str(SOURCES / f"{source}.cu"), "-Xlinker", run.options.library]
     built = subprocess.run(words, capture_output=True, text=True)
     if built.returncode != 0:
         return [(name, "build", tail(built.stdout + built.stderr))]
-    ways = {"threads": [binary, run.ranks], "processes": [binary, run.ranks, "processes"]}
-    return [(name, way, run(words, r"\nPASS")) for way, words in ways.items()]
+    starts = {"threads": [], "processes": ["processes"], "hosts": ["hosts"]}
+    return [(name, way, run([binary, run.ranks, *starts[way]], r"\nPASS")) for way in ways]
 
 
 def version(include):
     text = pathlib.Path(include, "nccl.h").read_text()
     parts = [re.search(rf"define NCCL_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
-    return ".".join(part.group(1) if part else "?" for part in parts)
+    return tuple(int(part.group(1)) if part else 0 for part in parts)
 
 
 def nccl_tests(run, folder, way, start, words):

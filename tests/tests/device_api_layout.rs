@@ -4,14 +4,20 @@ use std::mem::offset_of;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use hawser_runtime::lsa::layout::{Family, Offsets, TablePart, WindowImage};
+use hawser_runtime::gin::Form;
+use hawser_runtime::gin::descriptor::WORDS;
+use hawser_runtime::lsa::layout::{Family, NetworkOffsets, Offsets, Strides, TablePart, WindowImage};
+
+fn at(of: &str, field: &str, at: usize) -> String {
+    format!("static_assert(offsetof({of}, {field}) == {at}, \"{field}\");\n")
+}
+
+fn size(of: &str, bytes: usize) -> String {
+    format!("static_assert(sizeof({of}) == {bytes}, \"{of}\");\n")
+}
 
 /// A program that fails to compile unless the header's offsets are those of the library.
-fn program(offsets: Offsets, window_bytes: usize) -> String {
-    let at = |of: &str, field: &str, at: usize| {
-        format!("static_assert(offsetof({of}, {field}) == {at}, \"{field}\");\n")
-    };
-    let size = |of: &str, bytes: usize| format!("static_assert(sizeof({of}) == {bytes}, \"{of}\");\n");
+fn program(offsets: Offsets, window_bytes: usize, version: u32) -> String {
     let comm = |field: &str, offset: usize| at("ncclDevComm", field, offset);
     let window = |field: &str, offset: usize| at("ncclWindow_vidmem", field, offset);
     let mut text = String::from("#include <cstddef>\n#include <nccl.h>\n#include <nccl_device.h>\n");
@@ -28,12 +34,64 @@ fn program(offsets: Offsets, window_bytes: usize) -> String {
     text += &comm("lsaBarrier", offsets.lsa_barrier);
     text += &comm("railGinBarrier", offsets.rail_barrier);
     text += &offsets.hybrid_barrier.map_or(String::new(), |at| comm("hybridLsaBarrier", at));
+    text += &offsets.abort_flag.map_or(String::new(), |at| comm("abortFlag", at));
+    text += &offsets.network.map_or(String::new(), |network| network_program(network, version));
     text += &window("lsaFlatBase", offset_of!(WindowImage, flat_base));
     text += &window("lsaRank", offset_of!(WindowImage, lsa_rank));
     text += &window("worldRank", offset_of!(WindowImage, world_rank));
     text += &window("stride4G", offset_of!(WindowImage, stride_4g));
     text += &window("mcOffset4K", offset_of!(WindowImage, multicast_4k));
     text + &window("ginOffset4K", offset_of!(WindowImage, gin_4k))
+}
+
+/// The same for the network in kernels: its fields, its contexts, and descriptors of sixteen words.
+fn network_program(network: NetworkOffsets, version: u32) -> String {
+    let mut fields = vec![
+        ("ginConnectionCount", network.connections),
+        ("ginNetDeviceTypes", network.first_type),
+        ("ginHandles", network.handle),
+        ("ginSignalCount", network.signals),
+        ("ginCounterCount", network.signals + 4),
+        ("ginSignalShadows", network.shadows),
+        ("ginContextCount", network.contexts),
+    ];
+    let is_first = version < 23005;
+    if !is_first {
+        fields.push(("hybridRailGinBarrier", network.hybrid[1]));
+        fields.push(("worldGinBarrier", network.world_barrier));
+    }
+    match network.strides {
+        Strides::Flags(at) if is_first => fields.push(("ginIsRailed", at)),
+        Strides::Flags(at) => {
+            fields.push(("hybridWorldGinBarrier", network.hybrid[0]));
+            fields.extend([("ginConnectionsRailed", at), ("ginStrongLegacySignals", at + 1)]);
+            fields.push(("ginContextsRailed", at + 2));
+        }
+        Strides::Numbers(at, reciprocal) => {
+            fields.push(("hybridDenseGinBarrier", network.hybrid[0]));
+            fields.extend([("ginConnectionStride", at), ("ginContextStride", at + 4)]);
+            fields.extend([("ginStrongLegacySignals", at + 8), ("ginConnectionStride_rcp32", reciprocal)]);
+        }
+    }
+    let mut text: String = fields.iter().map(|(field, offset)| at("ncclDevComm", field, *offset)).collect();
+    text += "#include <nccl_device/gin/proxy/gin_proxy_device_host_common.h>\n";
+    text += &size("ncclGinProxyGfd_t", 8 * WORDS);
+    let form = match version {
+        ..23005 => Form::Bare,
+        23005..23200 => Form::Counted,
+        _ => Form::Promising,
+    };
+    text += &size("ncclGinProxyGpuCtx_t", form.bytes());
+    let context = ["queues", "pis", "cis", "counters", "signals"];
+    for (number, field) in context.iter().enumerate() {
+        text += &at("ncclGinProxyGpuCtx_t", field, 8 + 8 * number);
+    }
+    if form != Form::Bare {
+        for (number, field) in ["signalOffsets", "lastIssuedGet", "lastVisibleGet"].iter().enumerate() {
+            text += &at("ncclGinProxyGpuCtx_t", field, 48 + 8 * number);
+        }
+    }
+    text
 }
 
 /// The version that `nccl.h` of a folder says.
@@ -73,7 +131,8 @@ fn layouts_are_those_of_nvidias_headers() {
             Family::V230 => 88,
             Family::V232 => 96,
         };
-        let compare = |offsets: Offsets| compiles(&folder, &cuda, version, &program(offsets, window_bytes));
+        let compare =
+            |offsets: Offsets| compiles(&folder, &cuda, version, &program(offsets, window_bytes, version));
         let (is_right, errors) = compare(family.offsets());
         assert!(is_right, "{version}: {errors}");
         // The comparison can fail.

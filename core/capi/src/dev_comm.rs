@@ -1,16 +1,17 @@
 //! Communicators for kernels: what a program asks for, read by its version, and what it gets.
 //!
-//! Only load-store teams are offered: barriers, buffers and windows. What needs multicast, a network in
-//! kernels or counted transfers is refused.
+//! Load-store teams are offered (barriers, buffers and windows), and a network in kernels (`gin`). What needs
+//! multicast or counted transfers is refused.
 
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 use hawser_runtime::lsa::layout::{Family, LEAST_DEV_COMM};
-use hawser_runtime::lsa::resources::{Buffer, Wanted};
+use hawser_runtime::lsa::resources::{Resource, Wanted};
 use hawser_runtime::{Error, Result};
 
 use crate::args::{self, In, Out};
+use crate::gin::{self, Teams};
 use crate::handle::{CommPtr, Handle};
 use crate::p2p::grouped;
 use crate::requirements::Requirement;
@@ -50,28 +51,35 @@ fn create(handle: &Arc<Handle>, reqs: In<DevCommRequirements>, out: Out<u8>) -> 
     let (given, version, has_header) = read(reqs)?;
     out.check("outDevComm")?;
     let family = Family::of(version).ok_or_else(|| unknown(version))?;
-    let (lists, teams) = (Lists(&given), teams::rails(handle)?);
-    refuse_network(&given, teams, handle.comm.ranks())?;
+    let lists = Lists(&given);
+    refuse_counted(&given)?;
     lists.refuse_multicast()?;
     let resources = lists.resources(has_header)?;
-    let count = |name: &str, value: i32| {
-        u32::try_from(value).map_err(|_| {
-            Error::invalid_argument(format!("{name} is {value}")).remedy("pass a number that is not negative")
-        })
-    };
+    let uses_network = resources.iter().any(|resource| resource.signals != 0 || resource.counters != 0);
+    let (rails, ranks) = (teams::rails(handle)?, handle.comm.ranks());
+    let teams = Teams { rails, near: ranks / rails.max(1), ranks };
+    let network = gin::wanted(&given, (version, family), teams, uses_network)?;
     let wanted = Wanted {
         version,
         family,
         lsa_barriers: count("lsaBarrierCount", given.lsa_barriers)?,
         barriers: count("barrierCount", given.barriers)?,
         rail_barriers: count("railGinBarrierCount", given.rail_barriers)?,
-        buffers: resources.iter().map(buffer).collect::<Result<_>>()?,
+        resources: resources.iter().map(resource).collect::<Result<_>>()?,
+        network,
     };
-    let places: Vec<Out<u32>> =
-        resources.iter().map(|resource| Out::inside(resource.out_buffer.cast_mut().cast())).collect();
+    let out_of = |address: *const c_void| Out::<u32>::inside(address.cast_mut().cast());
+    let places: Vec<[Out<u32>; 3]> = resources
+        .iter()
+        .map(|resource| [resource.out_buffer, resource.out_signals, resource.out_counters].map(out_of))
+        .collect();
     handle.comm.make_dev_comm(wanted, move |made| {
-        for (place, handle) in places.iter().zip(made.handles) {
-            place.set_if_given(handle);
+        for ([buffer, signal, counter], part) in places.iter().zip(made.parts) {
+            buffer.set_if_given(part.buffer);
+            if network.is_some() {
+                signal.set_if_given(part.signal);
+                counter.set_if_given(part.counter);
+            }
         }
         out.set_bytes("outDevComm", &made.image)
     })?;
@@ -90,7 +98,7 @@ fn read(reqs: In<DevCommRequirements>) -> Result<(DevCommRequirements, u32, bool
 }
 
 /// Nothing is asked for.
-const NOTHING: DevCommRequirements = DevCommRequirements {
+pub const NOTHING: DevCommRequirements = DevCommRequirements {
     size: 0,
     magic: 0,
     version: 0,
@@ -120,35 +128,14 @@ const NOTHING: DevCommRequirements = DevCommRequirements {
     cft_barriers: 0,
 };
 
-/// Refuses what kernels would need a network or counted transfers for; `rails` is the number of load-store
-/// teams.
-fn refuse_network(given: &DevCommRequirements, rails: u32, ranks: u32) -> Result<()> {
-    let network = [
-        ("ginForceEnable", given.gin_force_enable != 0),
-        ("ginSignalCount", given.gin_signals != 0),
-        ("ginCounterCount", given.gin_counters != 0),
-        ("ginConnectionType", given.gin_connection_type != 0),
-        ("railGinBarrierCount", given.rail_barriers != 0 && rails > 1),
-        ("worldGinBarrierCount", given.world_barriers != 0 && ranks > 1),
-        ("barrierCount", given.barriers != 0 && rails > 1),
-    ];
-    if let Some((name, _)) = network.into_iter().find(|(_, is_asked)| *is_asked) {
-        return Err(no_network(name));
-    }
+/// Refuses what would need counted transfers.
+fn refuse_counted(given: &DevCommRequirements) -> Result<()> {
     if given.cft_caps != 0 || given.cft_barriers != 0 {
         let text = "cftCaps or cftBarrierCount asks for counted transfers, which there are none of \
                     (ncclCommQueryProperties says cftSupport = false)";
         return Err(Error::invalid_usage(text).remedy("use the load-store team"));
     }
     Ok(())
-}
-
-fn no_network(name: &str) -> Error {
-    Error::invalid_usage(format!(
-        "{name} asks for a network in kernels (GIN), which there is none of (ncclCommQueryProperties says \
-         ginType = 0)"
-    ))
-    .remedy("ask for nothing of GIN within a load-store team; between teams use ncclPutSignal or collectives")
 }
 
 /// The lists of needs.
@@ -166,9 +153,6 @@ impl Lists<'_> {
                 true => In::inside(next.cast::<Requirement>()).read("resourceRequirementsList")?,
                 false => Requirement::of_least(least.read("resourceRequirementsList")?),
             };
-            if one.signals != 0 || one.counters != 0 {
-                return Err(no_network("resourceRequirementsList"));
-            }
             next = one.next;
             found.push(one);
         }
@@ -207,13 +191,24 @@ fn check_length(seen: usize, name: &str) -> Result<()> {
     Err(Error::invalid_argument(format!("{name} has no end")).remedy("end the list with next = NULL"))
 }
 
-fn buffer(resource: &Requirement) -> Result<Buffer> {
-    let align = resource.buffer_alignment.max(1);
+fn resource(given: &Requirement) -> Result<Resource> {
+    let align = given.buffer_alignment.max(1);
     if !align.is_power_of_two() {
         return Err(Error::invalid_argument(format!("bufferAlign is {align}")).remedy("pass a power of two"));
     }
-    args::buffer("bufferSize", align as *const c_void, resource.buffer_bytes)?;
-    Ok(Buffer { bytes: resource.buffer_bytes as u64, align: align as u64 })
+    args::buffer("bufferSize", align as *const c_void, given.buffer_bytes)?;
+    Ok(Resource {
+        bytes: given.buffer_bytes as u64,
+        align: align as u64,
+        signals: count("ginSignalCount", given.signals)?,
+        counters: count("ginCounterCount", given.counters)?,
+    })
+}
+
+fn count(name: &str, value: c_int) -> Result<u32> {
+    u32::try_from(value).map_err(|_| {
+        Error::invalid_argument(format!("{name} is {value}")).remedy("pass a number that is not negative")
+    })
 }
 
 fn unknown(version: u32) -> Error {

@@ -1,6 +1,6 @@
 //! The parts of the device API that a communicator offers, and those that there are none of: counted
-//! transfers. Load-store teams are offered (`dev_comm`, `teams`, `requirements`) where ranks share memory by
-//! VMM.
+//! transfers. Load-store teams and the network in kernels are offered (`dev_comm`, `teams`, `requirements`,
+//! `gin`) where ranks share memory by VMM.
 
 use std::ffi::{c_int, c_void};
 
@@ -8,6 +8,7 @@ use hawser_runtime::Error;
 
 use crate::args::Out;
 use crate::dev_comm;
+use crate::gin;
 use crate::handle::CommPtr;
 use crate::teams::{self, NO_TEAM};
 use crate::types::{API_MAGIC, CommProperties, Team};
@@ -19,12 +20,17 @@ nccl_api! {
         let given = props.input().read_versioned("props", NOTHING, API_MAGIC);
         let given = if props.is_null() { given? } else { given.map_err(uninitialised)? };
         let (ranks, rank, device) = (handle.comm.ranks(), handle.comm.rank(), handle.comm.ordinal());
+        let has_windows = handle.comm.kernels_cannot_have_windows()?.is_none();
+        let kind = if has_windows && gin::form(given.version).is_some() { gin::PROXY } else { 0 };
+        let gin_support = std::array::from_fn(|of| u8::from(kind != 0 && of == kind as usize));
         let known = CommProperties {
             size: given.size, magic: given.magic, version: given.version,
             rank: rank.cast_signed(), ranks: ranks.cast_signed(), cuda_device: device.cast_signed(),
             nvml_device: handle.comm.nvml_device()?.cast_signed(), comm_hash: handle.comm.hash()?,
             host_rma_support: 1,
-            device_api_support: handle.comm.kernels_cannot_have_windows()?.is_none().into(),
+            device_api_support: has_windows.into(),
+            gin_type: kind, railed_gin_type: kind, gin_connection_type: if kind == 0 { 0 } else { gin::FULL },
+            gin_min_stride: c_int::from(kind != 0), gin_support,
             device_comm_size: dev_comm::own_bytes(),
             lsa_teams: (ranks / handle.comm.load_store_team()?.ranks).cast_signed(), ..NOTHING
         };
@@ -64,7 +70,7 @@ nccl_api! {
     }
 }
 
-/// Nothing is supported: no multicast, no network from kernels.
+/// Nothing is supported: no multicast, no network in kernels.
 const NOTHING: CommProperties = CommProperties {
     size: 0,
     magic: 0,

@@ -37,6 +37,7 @@
 //! | `encryption` | the pre-shared key |
 //! | `dev_comm` | communicators for kernels, by the version of the program |
 //! | `device_api` | what a communicator can do; counted transfers, which there are none of |
+//! | `gin` | the network in kernels, as a program asks for it |
 
 #[macro_use]
 mod macros;
@@ -50,6 +51,7 @@ mod dev_comm;
 mod device_api;
 mod elastic;
 mod encryption;
+mod gin;
 mod handle;
 mod info;
 mod init;

@@ -101,17 +101,18 @@ fn register(
         return win.set("win", made);
     }
     let owner = live.clone();
-    let outcome = live.comm.make_window_for_kernels((window.base, window.bytes), move |handle| {
-        let handle = handle.inspect_err(|_| {
-            owner.windows.remove(window.handle as *const c_void);
-            conceal(&owner, window);
+    let outcome =
+        live.comm.make_window_for_kernels(window.place, (window.base, window.bytes), move |handle| {
+            let handle = handle.inspect_err(|_| {
+                owner.windows.remove(window.handle as *const c_void);
+                conceal(&owner, window);
+            });
+            let Some(handle) = owner.name(handle)? else {
+                return win.set("win", window.handle as *const c_void);
+            };
+            owner.windows.rename(window.handle, handle)?;
+            win.set("win", handle as *const c_void)
         });
-        let Some(handle) = owner.name(handle)? else {
-            return win.set("win", window.handle as *const c_void);
-        };
-        owner.windows.rename(window.handle, handle)?;
-        win.set("win", handle as *const c_void)
-    });
     outcome.and_then(|()| live.progress())
 }
 

@@ -24,8 +24,8 @@ pub struct Requirement {
     pub out_buffer: *const c_void,
     pub signals: c_int,
     pub counters: c_int,
-    out_signals: *const c_void,
-    out_counters: *const c_void,
+    pub out_signals: *const c_void,
+    pub out_counters: *const c_void,
 }
 
 /// A handle of two words: the buffer, which a communicator would fill in, and a number.

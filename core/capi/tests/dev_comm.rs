@@ -86,19 +86,22 @@ fn all_known_versions_are_understood() {
 }
 
 #[test]
-fn what_needs_a_network_or_multicast_is_refused() {
+fn what_needs_counted_transfers_multicast_or_an_unasked_network_is_refused() {
     let _turn = turn();
     let comm = single();
     let needs = Needs::of(23203);
-    for (word, name) in [
-        (GIN_FORCE, "ginForceEnable"),
-        (16, "ginSignalCount"),
-        (17, "ginCounterCount"),
-        (18, "ginConnectionType"),
-        (27, "cftCaps"),
-    ] {
-        refused(needs.with(word, 1).create(comm), INVALID_USAGE, &[name]);
+    refused(needs.with(27, 1).create(comm), INVALID_USAGE, &["cftCaps"]);
+    // What needs the network has to ask for connections, and only some versions have it.
+    let is_none = "ginConnectionType is NONE";
+    for (word, name) in [(16, "ginSignalCount"), (17, "ginCounterCount")] {
+        refused(needs.with(word, 1).create(comm), INVALID_ARGUMENT, &[name, is_none]);
     }
+    for (word, name) in [(GIN_FORCE, "ginConnectionType"), (16, "ginSignalCount")] {
+        refused(Needs::of(22907).with(word, 1).create(comm), INVALID_USAGE, &[name, "2.29.7", "2.30.3"]);
+    }
+    let no_kernels = ["no communicators for kernels", "host device"];
+    refused(needs.with(GIN_FORCE, 1).with(16, 1).create(comm), INVALID_USAGE, &no_kernels);
+    refused(needs.with(18, 1).with(25, 3).create(comm), INVALID_USAGE, &["ginType is 3"]);
     refused(needs.with(LSA_MULTIMEM, 1).create(comm), INVALID_ARGUMENT, &["lsaMultimem", "multimemSupport"]);
     let mut team = Entry([0; 14]);
     team.0[5] = 1;
@@ -107,8 +110,8 @@ fn what_needs_a_network_or_multicast_is_refused() {
     resource.0[8] = 1;
     refused(
         needs.list(RESOURCES, &resource).create(comm),
-        INVALID_USAGE,
-        &["resourceRequirementsList", "GIN"],
+        INVALID_ARGUMENT,
+        &["resourceRequirementsList", is_none],
     );
     // A C bool is any byte.
     refused(needs.with(LSA_MULTIMEM, 0x80).create(comm), INVALID_ARGUMENT, &["lsaMultimem"]);

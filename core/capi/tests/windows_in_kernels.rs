@@ -47,6 +47,8 @@ mod on_the_stand_in {
             ok(ncclCommQueryProperties(comms[0], properties.as_mut_ptr().cast()));
             assert_eq!(properties[4] & 0xffff, 1, "the device API, and no multicast");
             assert_eq!((ncclTeamLsa(comms[1]), properties[5] >> 32), (Team(2, 1, 1), 1), "one team");
+            let (kind, railed, connection) = (properties[4] >> 32, properties[6] as u32, properties[8] >> 32);
+            assert_eq!((kind, railed, connection), (2, 2, 1), "the proxy, to all ranks");
             let buffers: Vec<Ptr> = comms.iter().map(|_| allocated()).collect();
             let windows = register(&comms, &buffers, 1);
             for (rank, &window) in (0..).zip(&windows) {

@@ -34,6 +34,7 @@ pub mod classes;
 pub mod comm;
 pub mod comm_state;
 pub mod executor;
+pub mod gin;
 pub mod lsa;
 mod messages;
 mod model;

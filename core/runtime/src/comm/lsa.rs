@@ -46,19 +46,20 @@ impl Comm {
         self.state().map(|state| state.lsa.missing())
     }
 
-    /// Makes a window that kernels can use of a symmetric window, and hands `then` its handle; none if the
-    /// memory of some rank does not allow it. Collective.
+    /// Makes a window that kernels can use of a symmetric window with the number of [`Comm::expose`], and
+    /// hands `then` its handle; none if the memory of some rank does not allow it. Collective.
     ///
     /// # Errors
     /// Another rank did not answer, mapping failed, or what `then` says.
     pub fn make_window_for_kernels(
         &self,
-        (addr, bytes): (u64, u64),
+        number: u64,
+        buffer: (u64, u64),
         then: impl FnOnce(Result<Option<u64>>) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let state = self.state()?;
         self.in_turn(move || {
-            let outcome = fail_with(&state, state.lsa.register(addr, bytes, &wait(&state)));
+            let outcome = fail_with(&state, state.lsa.register(number, buffer, &wait(&state)));
             then(outcome.and_then(|agreed| agreed))
         })
     }
@@ -103,7 +104,12 @@ impl Comm {
         }
         let ranks = self.ranks();
         self.in_turn(move || {
-            let made = fail_with(&state, state.lsa.make_dev_comm(&wanted, ranks, &wait(&state)))??;
+            let abort_flag = state.peer_memory.control.leave_word();
+            let made = state.lsa.make_dev_comm(&wanted, (ranks, abort_flag), &wait(&state));
+            let made = fail_with(&state, made)??;
+            if let Some((number, resources)) = made.network {
+                state.open_network(number, resources)?;
+            }
             then(made)
         })
     }
@@ -114,7 +120,11 @@ impl Comm {
     /// # Errors
     /// `InvalidArgument`: there is none with this window; the driver refused.
     pub fn destroy_dev_comm(&self, resource_window: u64) -> Result<()> {
-        self.holder()?.map_or(Ok(()), |state| state.lsa.destroy_dev_comm(resource_window))
+        let Some(state) = self.holder()? else { return Ok(()) };
+        if let Some(network) = state.lsa.destroy_dev_comm(resource_window)? {
+            state.rma.exposed().hide(network);
+        }
+        Ok(())
     }
 
     /// The state, also of a communicator that has failed: what it holds can be given back.

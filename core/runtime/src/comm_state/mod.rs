@@ -11,6 +11,7 @@
 //! | `inter_node` | the connections over the network that a launch needs |
 //! | `single_rank` | collectives of one rank, which are copies |
 //! | `one_sided`, `stream_ops` | puts, signals and waits |
+//! | `kernel_network` | transfers that kernels of the user ask for |
 //! | `sm_free` | the lines about copy engines |
 //! | `busy` | whether launches are under way |
 //! | `settle`, `deferred_free` | the end: launches are waited for, then the memory goes |
@@ -21,6 +22,7 @@ mod compile;
 mod deciding;
 mod deferred_free;
 mod inter_node;
+mod kernel_network;
 mod loaded_program;
 mod one_sided;
 pub mod plan_cache;
@@ -51,6 +53,7 @@ use rustc_hash::FxHashMap;
 pub use self::busy::BusyProbe;
 pub use self::compile::Compiled;
 use self::deferred_free::Remains;
+use self::kernel_network::KernelNetwork;
 pub use self::loaded_program::LoadedProgram;
 use self::plan_cache::PlanCache;
 pub use self::reach::Reached;
@@ -141,6 +144,8 @@ pub struct CommState {
     pub with_windows: Option<Topology>,
     /// The thread for one-sided operations of a GPU, once there was one.
     pub stream_ops: OnceLock<Arc<StreamOps>>,
+    /// The thread for networks in kernels, once there was one.
+    pub kernel_network: OnceLock<KernelNetwork>,
     /// True if each rank loads and stores the buffers of all others: they are in one process, whose devices
     /// reach each other's ordinary memory.
     pub is_load_store: bool,

@@ -27,6 +27,9 @@ impl Drop for CommState {
         if let Some(ops) = self.stream_ops.get() {
             ops.close();
         }
+        if let Some(network) = self.kernel_network.get() {
+            network.close();
+        }
         // Kernels may still be on their way: memory is unmapped only when the stream has passed them.
         self.settle();
         if self.dma.as_ref().is_some_and(|dma| !dma.close()) {

@@ -197,7 +197,7 @@ fn set(state: &mut State, job: &Job) {
 
 impl CommState {
     /// An operation failed where nobody waits for its outcome: the communicator ends with this error.
-    fn end_by(&self, error: &Error) {
+    pub(super) fn end_by(&self, error: &Error) {
         log::error(error);
         self.bootstrap.report(error);
         self.peer_memory.control.fail(error.clone());

@@ -66,6 +66,8 @@ pub struct Flat {
     at: u64,
     /// Distance between the buffers of two neighbours.
     pub stride: u64,
+    /// By rank of the team: the length of its buffer.
+    pub lengths: Vec<u64>,
     /// By rank of the team: the address of rank 0's buffer there; empty unless all ranks lend their buffers
     /// to collectives.
     pub bases: Vec<u64>,
@@ -337,7 +339,8 @@ impl Plan {
             })
             .collect();
         let rows = maps.lay_out(self.stride, &rows)?;
-        Ok(Flat { rows, at: self.at, stride: self.stride, bases: Vec::new() })
+        let lengths = self.offers.iter().map(|offer| offer.bytes).collect();
+        Ok(Flat { rows, at: self.at, stride: self.stride, lengths, bases: Vec::new() })
     }
 }
 

@@ -34,7 +34,7 @@ pub struct WindowImage {
     pub stride_4g: u32,
     /// The place in the multicast range; there is none.
     pub multicast_4k: u32,
-    /// The place in the memory that the network has; there is none.
+    /// The place in the memory that the network has: the begin, as it has the window itself.
     pub gin_4k: u32,
     /// The flags of the registration, from 2.32 on.
     pub flags: u32,
@@ -78,8 +78,8 @@ const _: () = assert!(offset_of!(WindowImage, gin_windows) == 40 && offset_of!(W
 const _: () = assert!(offset_of!(WindowImage, cft_rank) == 84 && offset_of!(WindowImage, cft_endpoint) == 88);
 
 impl WindowImage {
-    /// A window of one piece that no network and no multicast knows.
-    pub fn new(flat_base: u64, stride_4g: u32, (lsa_rank, world_rank): (u32, u32)) -> Self {
+    /// A window of one piece that no multicast knows, and the network by its number.
+    pub fn new(flat_base: u64, stride_4g: u32, (lsa_rank, world_rank): (u32, u32), number: u64) -> Self {
         Self {
             host: 0,
             flat_base,
@@ -89,7 +89,8 @@ impl WindowImage {
             multicast_4k: 0,
             gin_4k: 0,
             flags: 0,
-            gin_windows: [0; 4],
+            // 0 is no window.
+            gin_windows: [number + 1; 4],
             multi_segment: 0,
             segments: 1,
             cft_rank: -1,
@@ -131,7 +132,71 @@ pub struct Offsets {
     pub rail_barrier: usize,
     /// The barriers of the load-store team for barriers of both kinds; they are `lsa_barrier` before 2.30.
     pub hybrid_barrier: Option<usize>,
+    /// The address of a word that ends waits of kernels; there is none in 2.28.
+    pub abort_flag: Option<usize>,
+    /// The network; that of versions before 2.30 is not offered.
+    pub network: Option<NetworkOffsets>,
 }
+
+/// The offsets of the network in an `ncclDevComm`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NetworkOffsets {
+    /// The number of connections, a byte.
+    pub connections: usize,
+    /// The type of the first one, a byte.
+    pub first_type: usize,
+    /// The address of the contexts of the first one.
+    pub handle: usize,
+    /// The numbers of signals and of counters.
+    pub signals: usize,
+    /// The address of the numbers that kernels keep beside signals.
+    pub shadows: usize,
+    /// The number of contexts.
+    pub contexts: usize,
+    /// Barriers over the network for barriers of both kinds: of all ranks, and of the rail team.
+    pub hybrid: [usize; 2],
+    /// Barriers of all ranks.
+    pub world_barrier: usize,
+    /// The fields that say which ranks contexts connect, which differ.
+    pub strides: Strides,
+}
+
+/// How an `ncclDevComm` says which ranks the contexts connect, and that signals are strong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strides {
+    /// Three bytes, of which the second says that signals are strong, and the third that only the rail team
+    /// is connected.
+    Flags(usize),
+    /// The strides of connections and of contexts, and a byte for strong signals; elsewhere the number by
+    /// which the first one divides.
+    Numbers(usize, usize),
+}
+
+/// The network of 2.30.
+const NETWORK_230: NetworkOffsets = NetworkOffsets {
+    connections: 144,
+    first_type: 145,
+    handle: 152,
+    signals: 184,
+    shadows: 192,
+    contexts: 200,
+    hybrid: [112, 224],
+    world_barrier: 232,
+    strides: Strides::Flags(204),
+};
+
+/// The network of 2.32.
+const NETWORK_232: NetworkOffsets = NetworkOffsets {
+    connections: 96,
+    first_type: 98,
+    handle: 104,
+    signals: 136,
+    shadows: 144,
+    contexts: 152,
+    hybrid: [64, 184],
+    world_barrier: 192,
+    strides: Strides::Numbers(156, 200),
+};
 
 impl Family {
     /// The family of a version code; none for those whose layout is not known.
@@ -156,10 +221,12 @@ impl Family {
             lsa_barrier: 120,
             rail_barrier: 128,
             hybrid_barrier: None,
+            abort_flag: None,
+            network: None,
         };
         match self {
             Self::V228 => old,
-            Self::V229 => Offsets { bytes: 224, ..old },
+            Self::V229 => Offsets { bytes: 224, abort_flag: Some(216), ..old },
             Self::V230 => Offsets {
                 bytes: 240,
                 head: 8,
@@ -169,6 +236,8 @@ impl Family {
                 lsa_barrier: 128,
                 rail_barrier: 136,
                 hybrid_barrier: Some(216),
+                abort_flag: Some(208),
+                network: Some(NETWORK_230),
             },
             Self::V232 => Offsets {
                 bytes: 248,
@@ -179,6 +248,8 @@ impl Family {
                 lsa_barrier: 80,
                 rail_barrier: 88,
                 hybrid_barrier: Some(176),
+                abort_flag: Some(168),
+                network: Some(NETWORK_232),
             },
         }
     }
@@ -223,11 +294,48 @@ pub struct DevCommImage {
     pub resources: (u64, u64, u32),
     /// Barriers of the load-store team.
     pub lsa_barrier: Barriers,
-    /// The handle of the buffer of the rail team's barriers, which have no signals.
+    /// The handle of the buffer of the rail team's barriers.
     pub rail_buffer: u32,
     /// Barriers of the load-store team for those of both kinds.
     pub hybrid_barrier: Barriers,
+    /// Address of the word that ends waits of kernels.
+    pub abort_flag: u64,
+    /// The network, if the program asked for it.
+    pub network: Option<NetworkImage>,
 }
+
+/// The network of an `ncclDevComm`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NetworkImage {
+    /// Address of the contexts.
+    pub handle: u64,
+    /// The number of contexts.
+    pub contexts: u32,
+    /// Signals and counters of each.
+    pub signals: [u32; 2],
+    /// Address of the numbers that kernels keep beside signals.
+    pub shadows: u64,
+    /// The first signals of barriers.
+    pub barriers: NetworkBarriers,
+    /// Distance between two ranks that the program wants to be connected.
+    pub stride: u32,
+    /// All signals come behind what was put before.
+    pub has_strong_signals: bool,
+}
+
+/// The first signals of each kind of barriers over the network.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NetworkBarriers {
+    /// Barriers of all ranks.
+    pub world: u32,
+    /// Barriers of the rail team.
+    pub rail: u32,
+    /// Barriers of both kinds: of all ranks, and of the rail team.
+    pub hybrid: [u32; 2],
+}
+
+/// `NCCL_NET_DEVICE_GIN_PROXY`: the type of a network whose descriptors a thread of the host carries out.
+const PROXY: u8 = 2;
 
 impl DevCommImage {
     /// The struct as the family has it.
@@ -260,7 +368,45 @@ impl DevCommImage {
         }
         // Signal 0 comes first, then the buffer.
         put(offsets.rail_barrier + 4, &self.rail_buffer.to_ne_bytes());
+        if let Some(at) = offsets.abort_flag {
+            put(at, &self.abort_flag.to_ne_bytes());
+        }
+        if let (Some(network), Some(places)) = (&self.network, offsets.network) {
+            put(offsets.rail_barrier, &network.barriers.rail.to_ne_bytes());
+            network.write(&places, put);
+        }
         image
+    }
+}
+
+impl NetworkImage {
+    /// Writes it into an `ncclDevComm` by `put`.
+    fn write(&self, at: &NetworkOffsets, mut put: impl FnMut(usize, &[u8])) {
+        put(at.connections, &[1]);
+        put(at.first_type, &[PROXY]);
+        put(at.handle, &self.handle.to_ne_bytes());
+        put(at.shadows, &self.shadows.to_ne_bytes());
+        let barriers = &self.barriers;
+        for (at, number) in [
+            (at.signals, self.signals[0]),
+            (at.signals + 4, self.signals[1]),
+            (at.contexts, self.contexts),
+            (at.hybrid[0], barriers.hybrid[0]),
+            (at.hybrid[1], barriers.hybrid[1]),
+            (at.world_barrier, barriers.world),
+        ] {
+            put(at, &number.to_ne_bytes());
+        }
+        let is_strong = u8::from(self.has_strong_signals);
+        match at.strides {
+            Strides::Flags(at) => put(at, &[0, is_strong, u8::from(self.stride > 1)]),
+            Strides::Numbers(at, reciprocal_at) => {
+                put(at, &1u32.to_ne_bytes());
+                put(at + 4, &self.stride.to_ne_bytes());
+                put(at + 8, &[is_strong]);
+                put(reciprocal_at, &reciprocal(1).to_ne_bytes());
+            }
+        }
     }
 }
 

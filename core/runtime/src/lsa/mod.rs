@@ -22,6 +22,8 @@ use hawser_device::{Device, FlatMaps, HeapKind, Memory, size_text};
 use self::exchange::{Exchange, Flat, Purpose};
 use self::layout::{NEXT_PART, STRIDE_UNIT, TABLE_ENTRIES, TableEntry, TablePart, WindowImage};
 use crate::bootstrap::Bootstrap;
+use crate::gin::Network;
+use crate::rma::RESOURCES;
 use crate::transport::{PeerMemory, bytes_of};
 
 pub use self::exchange::Team;
@@ -45,11 +47,15 @@ pub struct Lsa {
 struct State {
     /// By handle.
     windows: BTreeMap<u64, Window>,
+    /// The handles of windows, by the numbers that all ranks have for them.
+    numbers: BTreeMap<u64, u64>,
     table: Vec<Part>,
     /// Symmetric windows of the user that kernels cannot use, and why the last one was none.
     host_only: Option<String>,
     /// Communicators for kernels that were made and not destroyed.
     dev_comms: u32,
+    /// Networks in kernels so far, the same number on all ranks.
+    networks_made: u64,
 }
 
 /// A part of the table of windows: its memory, and the windows that its entries hold.
@@ -65,6 +71,10 @@ struct Window {
     flat: Option<Flat>,
     /// The library's own memory, of a resource window.
     held: Option<Memory>,
+    /// The network of the communicator for kernels whose resources it is.
+    network: Option<Arc<Network>>,
+    /// The number that all ranks have for it.
+    number: u64,
     /// Address of the buffer itself.
     addr: u64,
     /// Its length.
@@ -107,13 +117,18 @@ impl Lsa {
         &self.team
     }
 
-    /// Makes a window that kernels can use of a symmetric window of the user, and answers its handle; none if
-    /// some rank's memory does not allow it. Collective.
+    /// Makes a window that kernels can use of a symmetric window of the user with this number, and answers
+    /// its handle; none if some rank's memory does not allow it. Collective.
     ///
     /// # Errors
     /// Of the outer result: another rank did not answer. Of the inner one, on all ranks alike: the memory
     /// does not allow it, and kernels wait for it, or mapping failed on some rank.
-    pub fn register(&self, addr: u64, bytes: u64, wait: &Wait) -> Result<Result<Option<u64>>> {
+    pub fn register(
+        &self,
+        number: u64,
+        (addr, bytes): (u64, u64),
+        wait: &Wait,
+    ) -> Result<Result<Option<u64>>> {
         let room = self.room();
         let made = match self.team.ranks() {
             1 => room.map(|room| (None, room)),
@@ -126,7 +141,10 @@ impl Lsa {
             }
         };
         Ok(match made {
-            Ok((flat, room)) => self.enter(room, (addr, bytes), flat, None).map(|(handle, ..)| Some(handle)),
+            Ok((flat, image)) => {
+                let window = Window { image, flat, held: None, network: None, number, addr, bytes };
+                self.enter(window).map(|(handle, ..)| Some(handle))
+            }
             Err(error) => self.keep_on_host(error),
         })
     }
@@ -164,6 +182,7 @@ impl Lsa {
     pub fn deregister(&self, handle: u64) -> Result<bool> {
         let mut state = self.state();
         let Some(window) = state.windows.remove(&handle) else { return Ok(false) };
+        state.numbers.remove(&window.number);
         let cleared = self.replace(&mut state, handle, TableEntry::default());
         drop(state);
         // Unmapped when nothing is locked: that may wait for the GPU.
@@ -176,6 +195,40 @@ impl Lsa {
     pub fn address(&self, handle: u64, rank: u32, offset: u64) -> Option<u64> {
         let (base, stride) = self.state().windows.get(&handle)?.place();
         Some(base + u64::from(rank) * stride + offset)
+    }
+
+    /// The address of these bytes of a window of a rank of the communicator, by the window's number. None if
+    /// that rank's memory is not mapped here.
+    ///
+    /// # Errors
+    /// `InvalidUsage`: there is no such window, or it is shorter.
+    pub fn row(&self, (number, offset, bytes): (u64, u64, u64), rank: u32) -> Result<Option<u64>> {
+        let Some(row) = rank.checked_sub(self.team.first).filter(|row| *row < self.team.ranks()) else {
+            return Ok(None);
+        };
+        let state = self.state();
+        let window = state.numbers.get(&number).and_then(|handle| state.windows.get(handle));
+        let Some(window) = window else {
+            let text = format!("window {number} is not registered with this communicator");
+            return Err(Error::invalid_usage(text).remedy("deregister windows when no kernel uses them"));
+        };
+        let length = window.flat.as_ref().map_or(window.bytes, |flat| flat.lengths[row as usize]);
+        if offset > length || bytes > length - offset {
+            let text = format!(
+                "{bytes} bytes at offset {offset} do not fit window {number} of rank {rank}, which has \
+                 {length}"
+            );
+            return Err(Error::invalid_usage(text).remedy("pass offsets in bytes, and put less"));
+        }
+        let (base, stride) = window.place();
+        Ok(Some(base + u64::from(row) * stride + offset))
+    }
+
+    /// The networks in kernels that are there, with their numbers.
+    pub fn networks(&self) -> Vec<(u64, Arc<Network>)> {
+        let state = self.state();
+        let of = |window: &Window| window.network.clone().map(|network| (window.number - RESOURCES, network));
+        state.windows.values().filter_map(of).collect()
     }
 
     /// True from the moment on at which all ranks have lent a window to collectives.
@@ -199,7 +252,10 @@ impl Lsa {
     /// Device memory that this rank allocated.
     pub fn bytes(&self) -> u64 {
         let state = self.state();
-        let own = |window: &Window| window.image.bytes + window.held.as_ref().map_or(0, |held| held.bytes);
+        let own = |window: &Window| {
+            let network = window.network.as_ref().map_or(0, |network| network.bytes());
+            window.image.bytes + window.held.as_ref().map_or(0, |held| held.bytes) + network
+        };
         let parts = state.table.iter().map(|part| part.memory.bytes);
         parts.chain(state.windows.values().map(own)).sum()
     }
@@ -221,37 +277,33 @@ impl Lsa {
 
     /// Writes the struct of a window and enters it into the table. Answers the handle, the flat base, and the
     /// stride in its units.
-    fn enter(
-        &self,
-        room: Memory,
-        (addr, bytes): (u64, u64),
-        flat: Option<Flat>,
-        held: Option<Memory>,
-    ) -> Result<(u64, u64, u32)> {
+    fn enter(&self, window: Window) -> Result<(u64, u64, u32)> {
         // A resource window has no address that the user registered.
-        let entry = TableEntry { base: if held.is_some() { 0 } else { addr }, bytes, window: room.addr };
-        let window = Window { image: room, flat, held, addr, bytes };
+        let base = if window.held.is_some() { 0 } else { window.addr };
+        let entry = TableEntry { base, bytes: window.bytes, window: window.image.addr };
         // All ranks have agreed by now, and choose alike from here on, whatever fails on this one.
         if window.is_lent() {
             self.has_lent.store(true, Ordering::Release);
         }
         let (base, stride) = window.place();
         let stride_4g = (stride / STRIDE_UNIT) as u32;
-        let image = WindowImage::new(base, stride_4g, (self.team.rank, self.bootstrap.rank()));
+        let places = (self.team.rank, self.bootstrap.rank());
+        let image = WindowImage::new(base, stride_4g, places, window.number);
         let handle = window.image.addr;
         self.device.upload(handle, bytes_of(std::slice::from_ref(&image)))?;
         if let Some(flat) = window.flat.as_ref().filter(|_| window.is_lent()) {
-            let own = flat.stride.wrapping_mul(self.team.rank.into()).wrapping_sub(addr);
+            let own = flat.stride.wrapping_mul(self.team.rank.into()).wrapping_sub(window.addr);
             let numbers: Vec<u64> = flat.bases.iter().map(|base| base.wrapping_add(own)).collect();
             self.device.upload(handle + size_of::<WindowImage>() as u64, bytes_of(&numbers))?;
         }
         let mut state = self.state();
         self.replace(&mut state, 0, entry)?;
         log::info(Subsys::Reg, || {
-            let (rank, ranks, length) = (self.bootstrap.rank(), self.team.ranks(), size_text(bytes));
+            let (rank, ranks, length) = (self.bootstrap.rank(), self.team.ranks(), size_text(window.bytes));
             let place = format!("{base:#x} with stride {stride:#x}");
             format!("rank {rank}: kernels have a window of {length} of {ranks} ranks at {place}")
         });
+        state.numbers.insert(window.number, handle);
         state.windows.insert(handle, window);
         Ok((handle, base, stride_4g))
     }

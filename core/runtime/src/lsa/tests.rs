@@ -12,7 +12,7 @@ use hawser_base::error::ErrorKind;
 use hawser_device::cuda::fake::{assert_passed, fake, this_test, with_fake_driver};
 
 use super::layout::{Family, TableEntry, WindowImage};
-use super::resources::{Buffer, DevComm, Wanted};
+use super::resources::{DevComm, Resource, Wanted};
 use super::*;
 use crate::bootstrap::UniqueId;
 use crate::comm::{Comm, Config, group, mem_alloc, mem_free, unique_id};
@@ -54,7 +54,7 @@ fn register(comms: &[Comm], buffers: &[(u64, u64)]) -> Vec<Result<Option<u64>>> 
             sender.send(made).unwrap();
             Ok(())
         };
-        comm.make_window_for_kernels(*buffer, then).unwrap();
+        comm.make_window_for_kernels(0, *buffer, then).unwrap();
         assert!(coming.last().unwrap().try_recv().is_err(), "nothing happens before the end of the group");
     }
     group::end().unwrap();
@@ -62,8 +62,8 @@ fn register(comms: &[Comm], buffers: &[(u64, u64)]) -> Vec<Result<Option<u64>>> 
 }
 
 fn wanted(family: Family, version: u32) -> Wanted {
-    let buffers = vec![Buffer { bytes: 1000, align: 256 }];
-    Wanted { version, family, lsa_barriers: 2, barriers: 1, rail_barriers: 0, buffers }
+    let resources = vec![Resource { bytes: 1000, align: 256, ..Resource::default() }];
+    Wanted { version, family, lsa_barriers: 2, barriers: 1, rail_barriers: 0, resources, network: None }
 }
 
 fn make_dev_comms(comms: &[Comm], wanted: &Wanted) -> Result<Vec<DevComm>> {
@@ -307,7 +307,7 @@ fn pass_barrier(made: &DevComm, family: Family, index: u32, rounds: u32, at_step
 fn buffers_are_everybodys(made: &[DevComm], family: Family) {
     for (own, from) in made.iter().enumerate() {
         let seen = Seen(&from.image, family);
-        let handle = from.handles[0];
+        let handle = from.parts[0].buffer;
         assert_eq!((handle % 2, handle > 0), (0, true), "256 bytes, behind the barriers");
         for (peer, to) in made.iter().enumerate() {
             let there = word(seen.buffer(handle, peer as u32) + 4 * own as u64);
@@ -327,7 +327,7 @@ fn the_table_names_all_windows() {
         let comm = Comm::init_all(&[0]).unwrap();
         let made = make_dev_comms(
             &comm,
-            &Wanted { buffers: vec![], lsa_barriers: 0, barriers: 0, ..wanted(Family::V232, 23203) },
+            &Wanted { resources: vec![], lsa_barriers: 0, barriers: 0, ..wanted(Family::V232, 23203) },
         );
         let made = made.unwrap();
         assert_eq!(Family::resource_window(&made[0].image), 0, "nothing was asked for");
@@ -429,7 +429,7 @@ fn ranks_that_make_different_calls_are_told_and_what_is_left_goes_with_the_commu
                 sender.send(made).unwrap();
                 Ok(())
             };
-            comms[0].make_window_for_kernels(buffers[0], then).unwrap();
+            comms[0].make_window_for_kernels(0, buffers[0], then).unwrap();
             for comm in &comms[1..] {
                 comm.make_dev_comm(wanted(Family::V230, 23004), |_| Ok(())).unwrap();
             }

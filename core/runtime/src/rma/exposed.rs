@@ -13,8 +13,9 @@ use hawser_base::error::{Error, Result};
 use hawser_base::log;
 use hawser_device::{Device, OwnedStream};
 
+use super::board::{Board, Boards};
 use super::message::{Header, Sums};
-use super::{Awaited, Limits, Signal};
+use super::{Awaited, Fetch, Limits, RESOURCES, Signal};
 use crate::planted::{Bug, is_planted};
 use crate::transport::control::Control;
 
@@ -55,8 +56,10 @@ pub struct Exposed {
 struct State {
     /// Windows by number, which is the number of registrations before.
     windows: BTreeMap<u64, Window>,
-    /// Registrations so far.
+    /// Registrations of the user so far.
     made: u64,
+    /// Networks in kernels.
+    boards: Boards,
     counters: FxHashMap<(u32, Signal), Counter>,
     /// Messages for windows that are not registered yet, with their senders, and what these sent afterwards.
     early: VecDeque<(u32, Vec<u8>)>,
@@ -135,7 +138,38 @@ impl Exposed {
     pub fn register(&self, number: u64, window: Window) {
         let mut state = self.state();
         state.windows.insert(number, window);
-        state.made = state.made.max(number + 1);
+        if number < RESOURCES {
+            state.made = state.made.max(number + 1);
+        }
+        self.receive_early(state);
+    }
+
+    /// Shows the signals of a network in kernels, whose resources have been registered as a window; what has
+    /// come for them already is added.
+    pub fn show(&self, number: u64, board: Arc<dyn Board>) {
+        let mut state = self.state();
+        state.boards.show(number, board);
+        self.receive_early(state);
+    }
+
+    /// Takes a network in kernels back, with its window.
+    pub fn hide(&self, number: u64) {
+        let mut state = self.state();
+        state.boards.hide(number);
+        state.windows.remove(&(RESOURCES + number));
+    }
+
+    /// The oldest request of another rank for its kernels, if there is one.
+    pub fn take_wanted(&self) -> Option<(u32, Fetch)> {
+        self.state().boards.take_wanted()
+    }
+
+    /// True, once, if all that this rank wanted by a ticket has come.
+    pub fn take_got(&self, ticket: u64) -> bool {
+        self.state().boards.take_got(ticket)
+    }
+
+    fn receive_early(&self, mut state: MutexGuard<'_, State>) {
         state.early_bytes = 0;
         for (from, message) in std::mem::take(&mut state.early) {
             self.receive(&mut state, from, &message);
@@ -291,8 +325,25 @@ impl Exposed {
                 let addr = self.within(&window, number, offset, bytes.len() as u64)?;
                 self.copy(addr, bytes.as_ptr() as u64, bytes.len() as u64)?;
             }
+            (Header::AddSignal { network, place, value }, _) => {
+                return state.boards.add(network, place, value);
+            }
+            (Header::AddWord { window: number, offset, value }, _) => {
+                let Found::Here(window) = self.find(state, number)? else { return Ok(false) };
+                self.add(self.within(&window, number, offset, 8)?, value)?;
+            }
+            (Header::Get(fetch), _) => state.boards.want(from, fetch),
+            (Header::Got(ticket), _) => state.boards.get(ticket),
         }
         Ok(true)
+    }
+
+    /// Adds to a word of a window. All who do that hold the lock.
+    fn add(&self, addr: u64, value: u64) -> Result<()> {
+        let mut word = 0u64;
+        self.copy(&raw mut word as u64, addr, 8)?;
+        let sum = word.wrapping_add(value);
+        self.copy(addr, &raw const sum as u64, 8)
     }
 
     fn count(&self, state: &mut State, from: u32, signal: Signal) -> Result<()> {
@@ -322,6 +373,9 @@ impl Exposed {
             None if state.is_closed => Ok(Found::NotYet),
             Some(_) => refuse("is not symmetric (NCCL_WIN_COLL_SYMMETRIC)"),
             None if number < state.made => refuse("was taken back"),
+            None if number >= RESOURCES && state.boards.has_made(number - RESOURCES) => {
+                refuse("was a communicator for kernels that has been destroyed")
+            }
             None => Ok(Found::NotYet),
         }
     }

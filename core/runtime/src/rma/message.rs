@@ -3,7 +3,7 @@
 use hawser_base::error::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
-use super::Signal;
+use super::{Fetch, Signal};
 
 /// The beginning of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,6 +17,28 @@ pub enum Header {
     },
     /// A signal is raised; nothing follows.
     Raise(Signal),
+    /// A signal of a network in kernels grows; nothing follows.
+    AddSignal {
+        /// The number of the network.
+        network: u64,
+        /// The place of the signal among those of all contexts.
+        place: u32,
+        /// The number that is added.
+        value: u64,
+    },
+    /// A word of a window grows; nothing follows.
+    AddWord {
+        /// The number of the window.
+        window: u64,
+        /// The offset in it.
+        offset: u64,
+        /// The number that is added.
+        value: u64,
+    },
+    /// The sender wants bytes of a window; nothing follows.
+    Get(Fetch),
+    /// All bytes that were wanted by this ticket have come before; nothing follows.
+    Got(u64),
 }
 
 /// The CRC32C of all that is before it, as the last 4 bytes of a message, the lowest first
@@ -62,11 +84,12 @@ impl Header {
     pub fn read(message: &[u8], sums: Sums) -> Result<(Self, &[u8])> {
         let message = if sums == Sums::Yes { checked(message)? } else { message };
         match postcard::take_from_bytes(message) {
-            Ok((Self::Raise(_), [_, ..])) | Err(_) => {
+            Ok((put @ Self::Put { .. }, bytes)) => Ok((put, bytes)),
+            Ok((header, [])) => Ok((header, &[])),
+            Ok(_) | Err(_) => {
                 let text = format!("a message of {} bytes that is no put and no signal", message.len());
                 Err(Error::remote(text).remedy("run the same version of the library on all ranks"))
             }
-            Ok(taken) => Ok(taken),
         }
     }
 }

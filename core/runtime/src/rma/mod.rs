@@ -6,11 +6,15 @@
 //! rank puts to another one, and the signals that it raises there, arrive in the order of its calls, whatever
 //! the context.
 //!
+//! Networks in kernels (`gin/`) put by the same messages, add to signals of their own ([`Board`]) and to
+//! words of windows, and ask for bytes of windows.
+//!
 //! The part of a rank that others reach is [`Exposed`]: its windows by number and its counters. Ranks of one
 //! process reach each other's directly. All others send what they put as messages over the control
 //! connections (`message.rs`), which the thread of the bootstrap writes into the window; the rank itself
 //! takes no part. ADR 22 says why, and what would be faster.
 
+mod board;
 mod exposed;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
@@ -26,9 +30,9 @@ use hawser_base::lock::lock;
 use hawser_base::wait::Wait;
 use hawser_device::Device;
 
+pub use self::board::Board;
 pub use self::exposed::{Exposed, Window};
-use self::message::Header;
-pub use self::message::Sums;
+pub use self::message::{Header, Sums};
 use crate::bootstrap::{Bootstrap, Tag};
 use crate::transport::control::Control;
 
@@ -75,6 +79,22 @@ pub struct Put {
     pub window: u64,
     /// The offset in the window of the peer.
     pub offset: u64,
+}
+
+/// Windows with numbers from here on are resources of communicators for kernels; those before are the user's.
+pub const RESOURCES: u64 = 1 << 40;
+
+/// Bytes of a window that another rank wants, for its kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetch {
+    /// The number of the window, and the offset in it.
+    pub from: (u64, u64),
+    /// The number of bytes.
+    pub bytes: u64,
+    /// The number of the window that they go to, and the offset in it.
+    pub to: (u64, u64),
+    /// Comes back when they are there.
+    pub ticket: u64,
 }
 
 /// A one-sided operation.
@@ -155,10 +175,10 @@ impl Rma {
         found.ok_or_else(gone).map(Some)
     }
 
-    /// Sends a put to a rank elsewhere.
+    /// Sends a put as messages, which come in the order of all that this rank sends or tells.
     ///
     /// # Errors
-    /// As [`Bootstrap::send`].
+    /// As [`Bootstrap::send`] and [`Rma::near`].
     pub fn send_put(&self, bootstrap: &Bootstrap, (peer, put): (u32, &Put), wait: &Wait) -> Result<()> {
         let mut at = 0;
         while at < put.bytes {
@@ -166,8 +186,44 @@ impl Rma {
             let header = Header::Put { window: put.window, offset: put.offset + at };
             let fill = |room: &mut [u8]| self.exposed.copy(room.as_mut_ptr() as u64, put.from + at, bytes);
             let message = header.message(bytes as usize, self.exposed.sums(), fill)?;
-            bootstrap.send(peer, Tag::OneSided.word(), &message, wait)?;
+            self.deliver(bootstrap, (peer, &message), wait)?;
             at += bytes;
+        }
+        Ok(())
+    }
+
+    /// Sends a put of these bytes of the host, in one message.
+    ///
+    /// # Errors
+    /// As [`Rma::send_put`].
+    pub fn send_bytes(
+        &self,
+        bootstrap: &Bootstrap,
+        (peer, window, offset): (u32, u64, u64),
+        bytes: &[u8],
+        wait: &Wait,
+    ) -> Result<()> {
+        let fill = |room: &mut [u8]| {
+            room.copy_from_slice(bytes);
+            Ok(())
+        };
+        let message = Header::Put { window, offset }.message(bytes.len(), self.exposed.sums(), fill)?;
+        self.deliver(bootstrap, (peer, &message), wait)
+    }
+
+    /// Tells a rank something behind what was sent there; it may be this one.
+    ///
+    /// # Errors
+    /// As [`Bootstrap::send`] and [`Rma::near`].
+    pub fn tell(&self, bootstrap: &Bootstrap, (peer, header): (u32, &Header), wait: &Wait) -> Result<()> {
+        let message = header.message(0, self.exposed.sums(), |_| Ok(()))?;
+        self.deliver(bootstrap, (peer, &message), wait)
+    }
+
+    fn deliver(&self, bootstrap: &Bootstrap, (peer, message): (u32, &[u8]), wait: &Wait) -> Result<()> {
+        match if peer == self.rank { Some(self.exposed.clone()) } else { self.near(peer)? } {
+            Some(exposed) => exposed.serve(self.rank, message),
+            None => bootstrap.send(peer, Tag::OneSided.word(), message, wait)?,
         }
         Ok(())
     }

@@ -10,6 +10,8 @@ use hawser_kernels_abi::{Report, abort_word};
 
 use hawser_device::{Device, HostWords};
 
+/// Offset of the word that ends kernels of the program.
+const LEAVE_AT: usize = 8;
 /// Offset of the report in the host words; the abort word is at 0.
 const REPORT_AT: usize = 64;
 /// Offset of the answer to a question. Kernels find it behind the report.
@@ -67,6 +69,12 @@ impl Control {
         (self.words.memory.addr, self.words.memory.addr + REPORT_AT as u64)
     }
 
+    /// Device address of a word that is 0 until the abort, for kernels of the program: the abort word asks as
+    /// well.
+    pub fn leave_word(&self) -> u64 {
+        self.words.memory.addr + LEAVE_AT as u64
+    }
+
     /// Device addresses of two counters that streams write: operations of copy engines that have begun, and
     /// that are over.
     pub fn marks(&self) -> [u64; 2] {
@@ -95,6 +103,7 @@ impl Control {
 
     /// Makes every wait of this communicator's launches end.
     pub fn abort(&self) {
+        self.word_at(LEAVE_AT).store(1, Ordering::Release);
         self.word_at(0).store(abort_word::LEAVE, Ordering::Release);
         if let Some(wake) = self.wakes.get() {
             wake();

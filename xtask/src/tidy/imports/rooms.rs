@@ -37,7 +37,7 @@ const RUNTIME: &[&[&str]] = &[
     ],
     &["profiling.rs"],
     &["transport/"],
-    &["tuning/", "rma/", "lsa/"],
+    &["tuning/", "rma/", "gin/", "lsa/"],
     &["rules_update/"],
     &["executor/copy_engine/"],
     &["comm_state/"],

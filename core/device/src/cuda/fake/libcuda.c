@@ -321,8 +321,10 @@ API cuStreamGetId(struct stream *s, unsigned long long *id) {
   *id = (uintptr_t)s;
   return OK;
 }
+/* One end at least is memory of a device. */
 API cuMemcpyAsync(ptr_t to, ptr_t from, size_t n, struct stream *s) {
-  if (async(to, n, s)) return async(to, n, s);
+  int e = async(find(to) ? to : from, n, s);
+  if (e) return e;
   memmove((void *)to, (void *)from, n);
   return OK;
 }

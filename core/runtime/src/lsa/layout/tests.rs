@@ -35,6 +35,8 @@ fn fields_are_where_device_code_reads_them() {
         lsa_barrier: Barriers { buffer: 10, count: 11 },
         rail_buffer: 12,
         hybrid_barrier: Barriers { buffer: 13, count: 14 },
+        abort_flag: 0xaaaa_bbbb_cccc,
+        network: None,
     };
     for (_, family) in ALL {
         let (bytes, offsets) = (image.bytes(family), family.offsets());

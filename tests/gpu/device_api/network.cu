@@ -1,0 +1,178 @@
+// Kernels of a user that reach other ranks over the network by NVIDIA's device API (GIN), on whatever libnccl.so.2 is
+// found:
+//   network RANKS [processes | hosts]
+// The ranks are threads, processes, or processes that count as hosts of their own; they share the GPUs that there are.
+// Prints a line for each check of rank 0 and PASS, or what was wrong. Compiled with NVIDIA's headers (2.30.5 or later).
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+#include <nccl_device.h>
+
+#define CUDA(call) check((call) == cudaSuccess, #call, cudaGetErrorString(cudaGetLastError()))
+#define NCCL(call) check((call) == ncclSuccess, #call, ncclGetLastError(nullptr))
+
+static void check(bool is_right, const char *what, const char *why) {
+    if (is_right) return;
+    fprintf(stderr, "FAILED: %s: %s\n", what, why);
+    _exit(1);
+}
+
+constexpr int ROUNDS = 40, THREADS = 128, PART = 1 << 16; // ints that go to each rank
+constexpr int MOST = 16;                                   // ranks
+
+// All-to-all: everybody puts a part to everybody with a signal, waits for all, and looks.
+__global__ void all_to_all(ncclDevComm comm, ncclWindow_t window, int *user, unsigned *wrong) {
+    ncclGin gin{comm, 0};
+    ncclTeam world = ncclTeamWorld(comm);
+    int *sent = user, *got = user + PART * MOST;
+    const ncclGinSignal_t arrived = 0;
+    const uint64_t before = gin.readSignal(arrived);
+    // Nobody begins before all have read that.
+    ncclGinBarrier(ncclCoopCta(), gin, ncclTeamTagWorld(), 0, cuda::memory_order_acq_rel, ncclGinFenceLevel::Relaxed);
+    for (int round = 1; round <= ROUNDS; round++) {
+        for (int at = threadIdx.x; at < PART * world.nRanks; at += blockDim.x)
+            sent[at] = round * 1000 + world.rank * 100 + at / PART;
+        __syncthreads();
+        if (threadIdx.x < world.nRanks) {
+            const size_t from = sizeof(int) * PART * threadIdx.x, to = sizeof(int) * PART * (MOST + world.rank);
+            gin.put(world, threadIdx.x, window, to, window, from, sizeof(int) * PART,
+                    ncclGin_StrongSignalInc{arrived}, ncclGin_WeakCounterInc{0});
+        }
+        gin.waitSignal(ncclCoopCta(), arrived, before + uint64_t(round) * world.nRanks);
+        for (int at = threadIdx.x; at < PART * world.nRanks; at += blockDim.x)
+            if (((volatile int *)got)[at] != round * 1000 + at / PART * 100 + world.rank) atomicAdd(wrong, 1);
+        gin.flush(ncclCoopCta());
+        // Nobody writes again before all have looked.
+        ncclGinBarrier(ncclCoopCta(), gin, ncclTeamTagWorld(), 0, cuda::memory_order_acq_rel,
+                       ncclGinFenceLevel::Relaxed);
+    }
+    if (threadIdx.x == 0 && gin.readCounter(0) < uint64_t(ROUNDS) * world.nRanks) atomicAdd(wrong, 1);
+}
+
+// Values in descriptors, a signal in a window, and reads; in the second context.
+__global__ void words(ncclDevComm comm, ncclWindow_t window, int *user, unsigned *wrong) {
+    ncclGin gin{comm, 1};
+    ncclTeam world = ncclTeamWorld(comm);
+    const size_t values = sizeof(int) * PART * MOST * 2, sum = values + 8 * MOST, read = sum + 64;
+    auto *here = (volatile unsigned long long *)((char *)user + values);
+    const uint64_t before = gin.readSignal(1);
+    ncclGinBarrier(ncclCoopCta(), gin, ncclTeamTagWorld(), 1, cuda::memory_order_acq_rel, ncclGinFenceLevel::Relaxed);
+    if (threadIdx.x < world.nRanks) {
+        gin.putValue(world, threadIdx.x, window, values + 8 * world.rank, 0x0123456789abcd00ull + world.rank,
+                     ncclGin_StrongSignalAdd{1, 5});
+        gin.signal(world, threadIdx.x, ncclGin_StrongVASignalAdd{window, sum, 7});
+    }
+    gin.waitSignal(ncclCoopCta(), 1, before + 5 * world.nRanks);
+    if (threadIdx.x < world.nRanks && here[threadIdx.x] != 0x0123456789abcd00ull + threadIdx.x) atomicAdd(wrong, 1);
+    ncclGinBarrier(ncclCoopCta(), gin, ncclTeamTagWorld(), 1, cuda::memory_order_acq_rel, ncclGinFenceLevel::Put);
+    if (threadIdx.x < world.nRanks) {
+        ncclGinRequest_t request;
+        gin.get(world, threadIdx.x, window, values + 8 * threadIdx.x, window, read + 8 * threadIdx.x, 8);
+        gin.flushAsync(world, threadIdx.x, &request);
+        gin.wait(request);
+        auto *mine = (volatile unsigned long long *)((char *)user + read);
+        if (mine[threadIdx.x] != 0x0123456789abcd00ull + threadIdx.x) atomicAdd(wrong, 1);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && here[MOST] != 7ull * world.nRanks) atomicAdd(wrong, 1);
+    ncclGinBarrier(ncclCoopCta(), gin, ncclTeamTagWorld(), 1, cuda::memory_order_acq_rel, ncclGinFenceLevel::Relaxed);
+    if (threadIdx.x == 0) here[MOST] = 0;
+    ncclGinBarrier(ncclCoopCta(), gin, ncclTeamTagWorld(), 1, cuda::memory_order_acq_rel, ncclGinFenceLevel::Relaxed);
+}
+
+static void outcome(int rank, const char *what, unsigned *wrong) {
+    CUDA(cudaDeviceSynchronize());
+    unsigned count = 0;
+    CUDA(cudaMemcpy(&count, wrong, sizeof count, cudaMemcpyDeviceToHost));
+    CUDA(cudaMemset(wrong, 0, sizeof count));
+    char text[64];
+    snprintf(text, sizeof text, "%u values on rank %d", count, rank);
+    check(count == 0, what, text);
+    if (rank == 0) printf("%s: ok\n", what);
+}
+
+static void run(int rank, int ranks, ncclUniqueId id) {
+    int gpus = 0;
+    CUDA(cudaGetDeviceCount(&gpus));
+    CUDA(cudaSetDevice(rank % gpus));
+    ncclComm_t comm;
+    NCCL(ncclCommInitRank(&comm, ranks, id, rank));
+    ncclCommProperties properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+    NCCL(ncclCommQueryProperties(comm, &properties));
+    check(properties.ginType != NCCL_GIN_TYPE_NONE, "ginType", "there is no network in kernels");
+    cudaStream_t stream;
+    CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    unsigned *wrong;
+    CUDA(cudaMalloc(&wrong, sizeof *wrong));
+    CUDA(cudaMemset(wrong, 0, sizeof *wrong));
+    const size_t bytes = sizeof(int) * PART * MOST * 2 + 8 * MOST + 64 + 8 * MOST;
+    int *memory;
+    NCCL(ncclMemAlloc((void **)&memory, bytes));
+    CUDA(cudaMemset(memory, 0, bytes));
+    ncclWindow_t window;
+    NCCL(ncclCommWindowRegister(comm, memory, bytes, &window, NCCL_WIN_COLL_SYMMETRIC));
+    ncclDevCommRequirements reqs = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+    reqs.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
+    reqs.ginContextCount = 2, reqs.ginSignalCount = 2, reqs.ginCounterCount = 1, reqs.worldGinBarrierCount = 2;
+    for (int again = 0; again < 2; again++) {
+        ncclDevComm made;
+        NCCL(ncclDevCommCreate(comm, &reqs, &made));
+        for (int twice = 0; twice < 2; twice++) {
+            all_to_all<<<1, THREADS, 0, stream>>>(made, window, memory, wrong);
+            outcome(rank, "all-to-all", wrong);
+            words<<<1, THREADS, 0, stream>>>(made, window, memory, wrong);
+            outcome(rank, "values, words and reads", wrong);
+        }
+        NCCL(ncclDevCommDestroy(comm, &made));
+    }
+    NCCL(ncclCommWindowDeregister(comm, window));
+    NCCL(ncclMemFree(memory));
+    NCCL(ncclCommDestroy(comm));
+}
+
+int main(int argc, char **argv) {
+    const int ranks = argc > 1 ? atoi(argv[1]) : 2;
+    check(ranks >= 1 && ranks <= MOST, "RANKS", "1 to 16");
+    ncclUniqueId id;
+    if (argc < 3) {
+        NCCL(ncclGetUniqueId(&id));
+        std::vector<std::thread> threads;
+        for (int rank = 0; rank < ranks; rank++) threads.emplace_back(run, rank, ranks, id);
+        for (auto &thread : threads) thread.join();
+        puts("PASS");
+        return 0;
+    }
+    // The first rank makes the id after the fork: nothing of CUDA or NCCL may live before.
+    struct Shared { std::atomic<int> is_there; ncclUniqueId id; };
+    auto *shared = (Shared *)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    int failed = 0;
+    for (int rank = 0; rank < ranks; rank++) {
+        if (fork() != 0) continue;
+        if (strcmp(argv[2], "hosts") == 0) setenv("NCCL_HOSTID", ("host" + std::to_string(rank)).c_str(), 1);
+        if (rank == 0) {
+            NCCL(ncclGetUniqueId(&shared->id));
+            shared->is_there = 1;
+        }
+        while (!shared->is_there) usleep(1000);
+        run(rank, ranks, shared->id);
+        fflush(stdout);
+        _exit(0);
+    }
+    for (int rank = 0; rank < ranks; rank++) {
+        int status = 0;
+        wait(&status);
+        failed += status != 0;
+    }
+    puts(failed ? "FAILED" : "PASS");
+    return failed != 0;
+}
