@@ -52,5 +52,5 @@ fn with_topologies(mut file: File, folder: &Path) -> Result<File> {
 /// # Errors
 /// Settings are wrong.
 pub fn settings(cluster: &Cluster) -> Result<PlanConfig> {
-    Ok(comm::knobs_elsewhere(&cluster.topology, cluster.most_blocks())?)
+    Ok(comm::plan_config_elsewhere(&cluster.topology, cluster.most_blocks())?)
 }

@@ -77,7 +77,7 @@ impl Machine {
             return Ok(Asked { topology: cluster.topology, plan_config, source: cluster.constants_from });
         }
         let (mut topology, file) = self.topology()?;
-        let plan_config = comm::knobs_of(&mut topology, file.is_none())?;
+        let plan_config = comm::plan_config_of(&mut topology, file.is_none())?;
         let built_in = topology.constants == Constants::builtin(topology.device, topology.link);
         let source = file.unwrap_or_else(|| if built_in { "built-in".into() } else { "measured".into() });
         Ok(Asked { topology, plan_config, source })

@@ -101,7 +101,7 @@ impl<'a> Times<'a> {
         for communicators in forms.values() {
             let twin = Twin::of_communicators(self.cluster, communicators)?;
             let topology = twin.topology();
-            let plan_config = comm::knobs_elsewhere(topology, self.cluster.most_blocks())?;
+            let plan_config = comm::plan_config_elsewhere(topology, self.cluster.most_blocks())?;
             let (tuners, _) = explain::tuners(None, topology, &plan_config)?;
             let copy_engines = env::settings().dma_enable && tuners.wants_copy_engines();
             let plan_config = PlanConfig { copy_engines, ..plan_config };

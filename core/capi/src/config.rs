@@ -148,10 +148,11 @@ fn ctas(field: &str, value: c_int, most: u32) -> Option<u32> {
     asked
 }
 
-/// First version whose header has the field (NCCL's gates), with what unsets it.
-type Gate = (c_uint, fn(&mut NcclConfig));
+/// The first version of NCCL whose header has some fields of the configuration, and a function that unsets
+/// them: a caller that was compiled with an older header has other bytes there.
+type FieldsSince = (c_uint, fn(&mut NcclConfig));
 
-const GATES: [Gate; 9] = [
+const FIELDS_SINCE: [FieldsSince; 9] = [
     (21400, |c| c.blocking = UNDEF_INT),
     (21700, |c| {
         (c.cgaClusterSize, c.minCTAs, c.maxCTAs) = (UNDEF_INT, UNDEF_INT, UNDEF_INT);
@@ -175,7 +176,7 @@ const GATES: [Gate; 9] = [
 
 fn without_newer_fields(mut config: NcclConfig) -> NcclConfig {
     let version = config.version;
-    for (_, unset) in GATES.iter().filter(|(since, _)| version < *since) {
+    for (_, unset) in FIELDS_SINCE.iter().filter(|(since, _)| version < *since) {
         unset(&mut config);
     }
     config

@@ -26,7 +26,7 @@ pub const PAUSE: Duration = Duration::from_micros(50);
 /// Threads that rest ([`rest`]), and what wakes them when nothing more urgent is under way.
 static RESTING: AtomicU32 = AtomicU32::new(0);
 static LOCK: Mutex<()> = Mutex::new(());
-static GATE: Condvar = Condvar::new();
+static WAKE_UP: Condvar = Condvar::new();
 
 /// An operation of this process was urgent or best-effort.
 static IS_USED: AtomicBool = AtomicBool::new(false);
@@ -90,7 +90,7 @@ pub fn rest() {
     let held = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     RESTING.fetch_add(1, Ordering::AcqRel);
     // A wake-up that comes too early is lost, which costs a pause.
-    let _held = GATE.wait_timeout(held, PAUSE);
+    let _held = WAKE_UP.wait_timeout(held, PAUSE);
     RESTING.fetch_sub(1, Ordering::AcqRel);
 }
 
@@ -130,7 +130,7 @@ impl Drop for Working {
         if WORKING.fetch_sub(1, Ordering::AcqRel) == 1 {
             MOVED.store(0, Ordering::Relaxed);
             if RESTING.load(Ordering::Acquire) > 0 {
-                GATE.notify_all();
+                WAKE_UP.notify_all();
             }
         }
     }

@@ -25,13 +25,14 @@ pub struct LastDecision {
     pub route: Route,
     /// Blocks of the launches.
     pub channels: u32,
-    /// Threads of each; 0 where there are none.
+    /// The threads of each block; 0 where no kernel runs.
     pub threads: u32,
     /// The time that the cost model, or the tuner that decided, predicted: µs; 0 for messages.
     pub predicted_us: f32,
     /// The tuner and its rule, with file and line, if one decided.
     pub rule: Option<String>,
-    /// All of it for people: candidates, what removed each or what each would cost, and the tuners' rules.
+    /// The explanation for people: the candidates, what removed each or what each would cost, and the tuners'
+    /// rules.
     pub text: String,
 }
 

@@ -37,7 +37,7 @@ use hawser_plan::Call;
 use hawser_plan::choose::Decision;
 use hawser_plugin::tuner::SettingsFile;
 
-pub use bringup::negotiate::{cache_file, knobs_elsewhere, knobs_of, outlook, program_names};
+pub use bringup::negotiate::{cache_file, outlook, plan_config_elsewhere, plan_config_of, program_names};
 pub use bringup::unique_id;
 pub use config::Config;
 pub use elastic::Shrink;
@@ -73,7 +73,7 @@ impl fmt::Debug for Comm {
 /// The state that all handles of a communicator share.
 pub struct Inner {
     id: u64,
-    /// A child of a split learns it during bring-up.
+    /// The place of this rank; the child of a split learns it during bring-up.
     place: OnceLock<Place>,
     ordinal: u32,
     config: Config,
@@ -105,11 +105,11 @@ enum State {
     Starting,
     Ready {
         comm_state: Arc<CommState>,
-        /// Jobs in the background that use it.
+        /// The number of jobs in the background that use the communicator.
         pending: u32,
-        /// Only destroy is of use.
+        /// True once the communicator was finalized: only destroy is allowed then.
         finalized: bool,
-        /// Only resume and destroy are of use.
+        /// True while its memory is given back: only resume and destroy are allowed then.
         is_suspended: bool,
     },
     Failed(Error),
@@ -180,8 +180,8 @@ impl Comm {
         }
     }
 
-    /// The program has been told that operations failed: it will end those that wait, and not take what they
-    /// leave behind for results.
+    /// Notes that the program has been told that operations failed, so that it will end those that wait and
+    /// not take what they leave behind for results.
     pub fn note_failure_known(&self) {
         if let Ok(state) = self.0.state.lock()
             && let State::Ready { comm_state, .. } = &*state

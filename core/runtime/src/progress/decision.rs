@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Sizes that one question may have.
+/// The most sizes that one question may have.
 pub const MOST_SIZES: usize = 128;
 
 /// A question: how would these calls run now?
@@ -22,17 +22,17 @@ pub struct Asked {
 /// The answer of a communicator.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Told {
-    /// Its number, as sixteen hexadecimal digits.
+    /// The number of the communicator, as sixteen hexadecimal digits.
     pub communicator: String,
-    /// Its name.
+    /// The name of the communicator.
     pub name: String,
     /// The rank that answers.
     pub rank: u32,
     /// The number of ranks.
     pub ranks: u32,
-    /// On how many hosts.
+    /// The number of hosts that the ranks run on.
     pub hosts: u32,
-    /// The device.
+    /// The kind of device.
     pub device: String,
     /// The link between the ranks of a host.
     pub link: String,
@@ -59,7 +59,7 @@ pub struct Choice {
     pub zero_copy: bool,
     /// The blocks in which the rank that answers runs it.
     pub channels: u32,
-    /// Threads of each; 0 where there are none.
+    /// The threads of each block; 0 where there are none.
     pub threads: u32,
     /// The predicted time in microseconds.
     pub predicted_us: f32,

@@ -28,21 +28,21 @@ const AT_FIRST_SIGHT: &str = "at first sight: ";
 /// The time that every rank but 0 waits longer, since rank 0 asks for all if it waits too, and how much more
 /// each.
 const LATER: [Duration; 2] = [Duration::from_millis(2500), Duration::from_millis(50)];
-/// The longest of that.
+/// The most that a rank waits longer than rank 0.
 const LATEST: Duration = Duration::from_secs(30);
 
-/// The two things that are told of an operation that stays open, one after the other.
+/// The two messages about an operation that stays open, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Stage {
-    /// One line.
+    /// One line that warns.
     Warning,
-    /// The state of all ranks.
+    /// The verdict with the state of all ranks.
     Report,
 }
 
 impl Stage {
-    /// The age of an operation of which this is told. A warning is there before half of the time has passed,
-    /// also where ranks wait for others to tell it.
+    /// The age that an operation has when this message is written. A warning is there before half of the time
+    /// has passed, also where ranks wait for others to tell it.
     fn age(self, after: Duration) -> Duration {
         match self {
             Stage::Warning => after * 3 / 8,
@@ -59,7 +59,7 @@ static CHANGED: Condvar = Condvar::new();
 /// The verdicts that have been told.
 static TOLD: Mutex<Option<Told>> = Mutex::new(None);
 
-/// The thread, and what it shares with who ends it.
+/// The thread, and the state that it shares with whoever ends it.
 struct Watch {
     thread: JoinHandle<()>,
     shared: Arc<Shared>,
@@ -68,7 +68,7 @@ struct Watch {
 #[derive(Default)]
 struct Shared {
     is_over: AtomicBool,
-    /// It waits for answers, and for nobody else.
+    /// True while the thread waits for answers of other ranks, so that nobody waits for its end.
     is_judging: AtomicBool,
 }
 

@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 
 use super::journal::now_ms;
 
-/// The first word of a slot that holds one of these; that of a journal is 1.
+/// The first word of a slot that holds such a note; that of a journal is 1.
 pub const IN_USE: u64 = 2;
 /// The most ranks that are named.
 const RANKS: usize = 16;
-/// Words of the note.
+/// The words that the text of a note takes.
 const NOTE_WORDS: usize = 32;
 
 /// The words of a slot.
@@ -34,10 +34,10 @@ pub struct Joining {
     slot: Slot,
 }
 
-/// The content of such a slot at a moment.
+/// The content of the slot of a [`Joining`] at a moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JoiningReport {
-    /// The same for all ranks that meet, and for no others.
+    /// A number that only ranks of the same meeting have in common.
     pub meeting: u64,
     /// The rank.
     pub rank: u32,

@@ -15,7 +15,7 @@ use hawser_plan::{Call, Collective};
 
 use super::operation::{Awaited, KEPT_MESSAGES, OneMessage, Operation, Stage, Waits, What};
 
-/// Operations that are kept.
+/// The number of operations that are kept.
 pub const ENTRIES: usize = (SLOT_WORDS - HEAD_WORDS) / ENTRY_WORDS;
 
 const HEAD_WORDS: usize = 64;
@@ -23,7 +23,7 @@ const ENTRY_WORDS: usize = 16;
 const NAME_WORDS: usize = 8;
 /// False in a build that shows what writing costs, by leaving it out (`bench/watching.c`).
 const IS_WRITTEN: bool = !cfg!(feature = "unwatched");
-/// Collectives that are counted.
+/// The number of collectives that are counted.
 pub const COLLECTIVES: usize = Collective::ALL.len();
 
 /// The words of the head.
@@ -37,9 +37,9 @@ enum Head {
     RankOfRanks = 2,
     /// Sequence number of the last operation that was called.
     Called = 3,
-    /// The same of the last one that was submitted.
+    /// The sequence number of the last operation that was submitted.
     Submitted = 4,
-    /// The same of the last one that is known to be over.
+    /// The sequence number of the last operation that is known to be over.
     Done = 5,
     /// 1 if the end of an operation is noted at once; else somebody has to ask the GPU.
     IsExact = 6,

@@ -63,11 +63,11 @@ struct Client {
 
 /// The stage of its request that a client is in.
 enum State {
-    /// It asks; so much of the question has come.
+    /// The client asks; this much of the question has come.
     Asks(Vec<u8>),
-    /// It waits for so many outcomes.
+    /// The client waits for this many outcomes.
     Waits(usize, Receiver<String>),
-    /// It has all of its answer, but for what it has not taken yet.
+    /// The whole answer is made; the client leaves once it has taken it.
     Leaves,
 }
 
@@ -115,7 +115,7 @@ impl ControlSocket {
         std::iter::once(self.listener.as_fd()).chain(asking.map(|client| client.stream.as_fd()))
     }
 
-    /// Answers who asks, and who waits. Says whether somebody is there. Waits for nobody.
+    /// Serves all clients as far as possible without waiting. Returns whether there are any.
     pub fn serve(&mut self, participants: &[Arc<Participant>]) -> bool {
         while let Ok((stream, _)) = self.listener.accept() {
             match admit(stream) {
@@ -138,7 +138,7 @@ impl ControlSocket {
         !self.clients.is_empty()
     }
 
-    /// Does for a client what can be done now; false when it can go.
+    /// Serves a client as far as possible without waiting; false once it has its answer.
     fn go_on(&self, client: &mut Client, participants: &[Arc<Participant>]) -> std::io::Result<bool> {
         if let State::Asks(question) = &mut client.state {
             if read_all(&mut client.stream, question)? {
@@ -194,7 +194,7 @@ impl ControlSocket {
     }
 }
 
-/// Lets somebody in, if it is of this user.
+/// Makes a client of a connection, if that is from a process of this user.
 fn admit(stream: UnixStream) -> Result<Client> {
     same_user::check_peer(&stream)?;
     stream.set_nonblocking(true).map_err(|error| Error::system("a socket", error))?;
@@ -386,7 +386,8 @@ fn sockets_in(folder: &Path, wanted: &str) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|ending| ending == wanted)).collect()
 }
 
-/// Before the numbers of this PID namespace (pid_namespaces(7)).
+/// The part of names of sockets that stands before process numbers: that of this PID namespace
+/// (pid_namespaces(7)).
 fn prefix() -> String {
     format!("{}-", std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino()))
 }
@@ -423,7 +424,7 @@ fn has_ended(pid: rustix::process::Pid) -> bool {
     matches!(state, Some('Z' | 'X'))
 }
 
-/// Does not wait for one whose queue is full.
+/// True if nobody listens at a socket. It does not wait for one whose queue is full.
 fn is_refused(path: &Path) -> rustix::io::Result<bool> {
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None)?;
     Ok(net::connect(&socket, &SocketAddrUnix::new(path)?) == Err(Errno::CONNREFUSED))

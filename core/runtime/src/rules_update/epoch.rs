@@ -16,11 +16,12 @@ use crate::planted::{Bug, is_planted};
 /// The time that a call that is held sleeps before it looks for an abort.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// Counts the collectives of a rank and turns its rules over. `S` is what a change brings.
+/// The count of a rank's collectives, which finds the one at which its rules change. `S` is what a change
+/// brings.
 pub struct Epoch<S> {
-    /// Collectives begun.
+    /// The number of collectives that have begun.
     begun: AtomicU64,
-    /// The first collective that has to ask the gate.
+    /// The first collective that has to ask the barrier.
     asks: AtomicU64,
     barrier: Mutex<Barrier<S>>,
     changed: Condvar,
@@ -84,7 +85,7 @@ impl<S> Epoch<S> {
         }
     }
 
-    /// Changes the gate.
+    /// Changes the barrier, and wakes the calls that it holds.
     pub fn with<T>(&self, change: impl FnOnce(&mut Barrier<S>) -> T) -> T {
         let mut barrier = self.lock();
         let answer = change(&mut barrier);
@@ -93,7 +94,7 @@ impl<S> Epoch<S> {
         answer
     }
 
-    /// Puts a fence up that no collective has passed; says where.
+    /// Puts up a fence that no collective has passed. Returns the number of the collective that it stands at.
     pub fn fence(&self, margin: u64) -> u64 {
         let mut barrier = self.lock();
         if is_planted(Bug::MissingFence) {

@@ -16,15 +16,15 @@ use hawser_plugin::tuner::SettingsFile;
 use super::participant::Participant;
 use super::protocol::Outcome;
 
-/// Time between two looks.
-const EVERY: Duration = Duration::from_millis(500);
-/// More rules than anybody writes, in bytes.
+/// The time between two looks at the files.
+const LOOK_PERIOD: Duration = Duration::from_millis(500);
+/// The most bytes that are read of a file: more rules than anybody writes.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Pause before files that could not be made to count are proposed again; it doubles each time.
-const AGAIN: Duration = Duration::from_secs(10);
+/// The pause before files whose rules were not taken are proposed again; it doubles each time.
+const FIRST_RETRY: Duration = Duration::from_secs(10);
 
-/// Files and what was seen of them.
+/// The watched files of a process, and how they were at the last look.
 pub struct Watched {
     paths: Vec<PathBuf>,
     /// As they were at the last look: a file that is being written is left alone.
@@ -34,29 +34,31 @@ pub struct Watched {
 
 /// The versions of the files that a communicator has, on its rank 0.
 pub struct Known {
-    /// They were so when they were read, or proposed, last.
+    /// The stamps of the files when they were last read or proposed.
     stamps: Vec<Stamp>,
-    /// They do not count.
+    /// True if the last proposal of these files failed, so that their rules do not count.
     pub(super) failed: bool,
-    /// The time at which they are proposed again.
+    /// The time at which the files are proposed again.
     again: Option<Duration>,
     pause: Duration,
 }
 
-/// Differs when a file has been written: device, inode, size, time in nanoseconds; None: it is not there.
+/// The device, inode, size and time in nanoseconds of a file, one of which differs once the file has been
+/// written; None if there is no file.
 type Stamp = Option<(u64, u64, u64, i128)>;
 
 impl Known {
-    /// Before a communicator reads rules for the first time: what is written from now on is a change.
+    /// The versions of now, for a communicator that is about to read its rules for the first time: whatever
+    /// is written from now on is a change.
     pub fn now(settings: &Settings) -> Self {
         Self::of(stamps(&settings.watched_files()))
     }
 
     fn of(stamps: Vec<Stamp>) -> Self {
-        Self { stamps, failed: false, again: None, pause: AGAIN }
+        Self { stamps, failed: false, again: None, pause: FIRST_RETRY }
     }
 
-    /// True if files that are so now have to be proposed.
+    /// True if files with these stamps have to be proposed.
     fn is_due(&mut self, seen: &[Stamp], now: Duration) -> bool {
         if self.stamps != seen {
             *self = Self::of(seen.to_vec());
@@ -74,17 +76,17 @@ impl Watched {
     /// The files that the settings name; None without any.
     pub fn new(settings: &Settings) -> Option<Self> {
         let paths = settings.watched_files();
-        (!paths.is_empty()).then(|| Self { seen: stamps(&paths), paths, next: EVERY })
+        (!paths.is_empty()).then(|| Self { seen: stamps(&paths), paths, next: LOOK_PERIOD })
     }
 
-    /// Looks, if it is time; says when to come again.
+    /// Looks at the files if it is time to, and proposes changed ones. Returns the time until the next look.
     pub fn look(&mut self, participants: &[Arc<Participant>], now: Duration) -> Duration {
         if now < self.next {
             return self.next - now;
         }
-        self.next = now + EVERY;
+        self.next = now + LOOK_PERIOD;
         if !self.is_still() {
-            return EVERY;
+            return LOOK_PERIOD;
         }
         let is_due = |participant: &&Arc<Participant>| {
             participant.rank == 0 && participant.known().is_due(&self.seen, now)
@@ -97,10 +99,10 @@ impl Watched {
                 None => participant.known().failed = true,
             }
         }
-        EVERY
+        LOOK_PERIOD
     }
 
-    /// True if files are as they were at the last look.
+    /// Takes new stamps; true if they are those of the last look.
     fn is_still(&mut self) -> bool {
         let now = stamps(&self.paths);
         std::mem::replace(&mut self.seen, now) == self.seen
@@ -155,14 +157,14 @@ mod tests {
         std::fs::write(&path, "a").unwrap();
         let paths = vec![path.clone()];
         let mut known = Known::of(stamps(&paths));
-        let mut watched = Watched { seen: stamps(&paths), paths, next: EVERY };
+        let mut watched = Watched { seen: stamps(&paths), paths, next: LOOK_PERIOD };
         let now = Duration::ZERO;
         let mut due = |watched: &mut Watched, now| watched.is_still() && known.is_due(&watched.seen, now);
         assert!(!due(&mut watched, now));
         std::fs::write(&path, "more").unwrap();
         assert!(!due(&mut watched, now), "it may still be written");
         assert!(due(&mut watched, now));
-        assert!(!due(&mut watched, now + AGAIN * 100), "once");
+        assert!(!due(&mut watched, now + FIRST_RETRY * 100), "once");
         assert_eq!(watched.read().unwrap()[0].text, "more");
         std::fs::File::create(&path).unwrap().set_len(MOST_BYTES + 1).unwrap();
         assert!(watched.read().is_none(), "half of the rules are none");
@@ -179,7 +181,7 @@ mod tests {
     fn what_could_not_count_is_tried_again_less_and_less_often() {
         let mut known = Known::of(vec![None]);
         let mut now = Duration::ZERO;
-        for pause in [AGAIN, AGAIN * 2, AGAIN * 4] {
+        for pause in [FIRST_RETRY, FIRST_RETRY * 2, FIRST_RETRY * 4] {
             known.failed = true;
             assert!(!known.is_due(&[None], now));
             assert!(!known.is_due(&[None], now + pause / 2));
@@ -188,6 +190,6 @@ mod tests {
         }
         known.failed = true;
         assert!(known.is_due(&[Some((1, 2, 3, 4))], now), "it has changed");
-        assert_eq!((known.again, known.pause), (None, AGAIN));
+        assert_eq!((known.again, known.pause), (None, FIRST_RETRY));
     }
 }

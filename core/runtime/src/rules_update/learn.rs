@@ -19,33 +19,33 @@ use super::wire;
 use crate::record;
 use crate::tuning::{Ran, Taken};
 
-/// Operations of which some rank has not told its time, at most; the oldest is given up.
+/// The most operations whose times have not come from all ranks; beyond it the oldest one is given up.
 const MOST_OPEN: usize = 512;
 
-/// A learner and what it waits for.
+/// Rank 0's learner, the times that it waits for, and its open proposal.
 pub struct Learning {
     learner: Box<dyn Learner>,
     gather: Gather,
-    /// Its proposal that is open: its number and content.
+    /// The number and the content of the learner's own proposal, while that is open.
     open: Option<(u64, Arc<[u8]>)>,
-    /// Other rules count than those which the open proposal began with.
+    /// True if the rules have changed since the open proposal was made.
     is_stale: bool,
 }
 
 impl Learning {
-    /// For so many ranks.
+    /// A learner for a communicator of so many ranks.
     pub fn new(learner: Box<dyn Learner>, ranks: u32) -> Self {
         Self { learner, gather: Gather { ranks, open: BTreeMap::new() }, open: None, is_stale: false }
     }
 
-    /// The times of a rank; those of this one say what ran.
+    /// Adds the times that another rank has told.
     pub fn hear(&mut self, rank: u32, times: &[(u64, u64)], now: Duration) {
         for &(number, nanos) in times {
             self.add(number, rank, nanos, None, now);
         }
     }
 
-    /// This rank's own times.
+    /// Adds the times of this rank, which say what ran as well.
     pub fn take(&mut self, rank: u32, taken: &[Taken], now: Duration) {
         for Taken { number, ran, time } in taken {
             self.add(*number, rank, nanos(*time), Some(*ran), now);
@@ -58,7 +58,7 @@ impl Learning {
         }
     }
 
-    /// Something makes operations slow.
+    /// Tells the learner that something makes operations slow.
     pub fn stressed(&mut self, what: &str, now: Duration) {
         self.learner.stressed(what, now);
     }
@@ -68,7 +68,7 @@ impl Learning {
         if self.open.is_some() { None } else { self.learner.propose(now) }
     }
 
-    /// Its proposal has this number.
+    /// Notes that the learner's proposal got this number.
     pub fn proposed(&mut self, number: u64, content: Arc<[u8]>) {
         (self.open, self.is_stale) = (Some((number, content)), false);
     }
@@ -84,13 +84,15 @@ impl Learning {
         }
     }
 
-    /// The reason why a content may not be staged: it is its own, and a user has changed the rules meanwhile.
+    /// The reason why a change may not be staged, if it is the learner's own and a user has changed the rules
+    /// since.
     pub fn refuses(&self, content: &[u8]) -> Option<String> {
         let text = "a user's change came before this one of adaptive mode";
         (self.is_stale && self.is_own(content)).then(|| text.to_owned())
     }
 
-    /// A change is decided. What it has not proposed itself is what it begins anew with.
+    /// Notes that a change was decided. If it is not the learner's own, the learner begins anew with its
+    /// rules.
     pub fn decided(&mut self, content: &[u8], now: Duration) {
         if !self.is_own(content)
             && let Some(files) = wire::unpack(content)
@@ -106,7 +108,7 @@ impl Learning {
     }
 }
 
-/// Brings together what ranks tell of an operation.
+/// The times of operations, gathered until those of all ranks are there.
 struct Gather {
     ranks: u32,
     open: BTreeMap<u64, Row>,
@@ -115,7 +117,7 @@ struct Gather {
 #[derive(Default)]
 struct Row {
     ran: Option<Ran>,
-    /// Nanoseconds by rank.
+    /// The nanoseconds that each rank took.
     times: BTreeMap<u32, u64>,
 }
 
@@ -151,12 +153,12 @@ fn measured(ran: &Ran, times: &BTreeMap<u32, u64>) -> Option<Measured> {
     Some(Measured { function, bytes, decision, trial, us: micros(least), cost_us, late })
 }
 
-/// Times as a message: the number of each operation, and its nanoseconds.
+/// Encodes times as a message: the number of each operation and its nanoseconds.
 pub fn encode(taken: &[Taken]) -> Vec<u8> {
     record::encode(&taken.iter().map(|t| (t.number, nanos(t.time))).collect::<Vec<_>>())
 }
 
-/// Inverse of [`encode`]; None for what no rank sends.
+/// Decodes what [`encode`] made; None for bytes that no rank sends.
 pub fn decode(bytes: &[u8]) -> Option<Vec<(u64, u64)>> {
     record::decode(bytes)
 }

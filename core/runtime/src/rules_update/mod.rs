@@ -4,9 +4,9 @@
 //! |---|---|
 //! | `protocol` | how ranks agree: pure, tested under random schedules |
 //! | `epoch` | where calls notice a change |
-//! | `participant` | a rank's part: machines, connections, proposals |
+//! | `participant` | a rank's part: its state machines, connections and proposals |
 //! | `wire` | messages and rules as bytes |
-//! | `service` | the thread of a process that serves its seats |
+//! | `service` | the thread of a process that serves its participants |
 //! | `control_socket` | what other programs ask, and how |
 //! | `same_user` | who may ask, and who may answer |
 //! | `client` | asking another process |

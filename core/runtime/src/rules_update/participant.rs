@@ -1,4 +1,5 @@
-//! A rank's place in the protocol: its machines, its connections, and what it has proposed.
+//! A rank's part in changes of rules: its state machines of the protocol, its connections to the other ranks,
+//! and what it has proposed.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +20,7 @@ use crate::bootstrap::{Bootstrap, Tag};
 use crate::transport::control::Control;
 use crate::tuning::{OpTimings, Tuners};
 
-/// Most texts about what makes operations slow here that wait to be told.
+/// The most texts about what makes operations slow on this rank that wait to be passed on.
 const MOST_STRESS: usize = 16;
 /// The time that handing one message to a rank may take, and for which a rank that did not take it is left
 /// alone.
@@ -27,14 +28,14 @@ const TELL: Duration = Duration::from_secs(2);
 /// The time in which the last words of a rank arrive that takes no more messages: it may have said farewell
 /// on a connection that nobody has read yet.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// Changes that are remembered for [`Participant::switches`].
+/// The most changes that are remembered for [`Participant::switches`].
 const MOST_REMEMBERED: usize = 8192;
 
 /// The rules that a change brings.
 pub struct Staged {
-    /// With the new rules.
+    /// The tuners with the new rules.
     pub tuners: Tuners,
-    /// Equal on all ranks.
+    /// The digest of the rules, equal on all ranks.
     pub digest: u64,
 }
 
@@ -47,7 +48,7 @@ pub struct Switch {
     pub at: u64,
     /// The collective before which this rank took them.
     pub begun: u64,
-    /// Of the rules.
+    /// The digest of the rules.
     pub digest: u64,
 }
 
@@ -61,13 +62,13 @@ pub struct Place {
     pub bootstrap: Arc<Bootstrap>,
     /// Ends operations when the communicator cannot go on.
     pub control: Arc<Control>,
-    /// The communicator's flag: waits for other ranks are in vain then.
+    /// The abort flag of the communicator, which ends waits for other ranks.
     pub abort: AbortFlag,
-    /// The tuners that it began with.
+    /// The tuners that the communicator began with.
     pub tuners: Arc<Tuners>,
     /// The settings that tuners are opened with.
     pub config: TunerConfig,
-    /// The epoch that its calls pass.
+    /// The epoch that the communicator's calls pass.
     pub epoch: Arc<Epoch<Staged>>,
     /// The times of its operations, if rules want to know them.
     pub times: Arc<OpTimings>,
@@ -75,7 +76,7 @@ pub struct Place {
     pub limit: Duration,
 }
 
-/// A rank of a communicator, where its process reaches it.
+/// A rank of a communicator as it takes part in changes of rules.
 pub struct Participant {
     /// Number of the communicator.
     pub comm_id: u64,
@@ -85,13 +86,13 @@ pub struct Participant {
     pub rank: u32,
     /// The number of ranks.
     pub ranks: u32,
-    /// On how many hosts.
+    /// The number of hosts that the ranks run on.
     pub hosts: u32,
     epoch: Arc<Epoch<Staged>>,
     times: Arc<OpTimings>,
     known: Mutex<Known>,
     work: Mutex<Option<Work>>,
-    /// Proposals that nobody has looked at.
+    /// Proposals that the thread has not looked at yet.
     fresh: Mutex<VecDeque<Proposal>>,
     /// The events that make operations slow on this rank, for those who learn from times.
     stress: Mutex<VecDeque<String>>,
@@ -103,7 +104,7 @@ struct Proposal {
     done: Done,
 }
 
-/// Told what became of a proposal.
+/// The function that is told what became of a proposal.
 pub type Done = Box<dyn FnOnce(Outcome) + Send>;
 
 struct Work {
@@ -112,7 +113,7 @@ struct Work {
     coordinator: Option<Coordinator>,
     proposals: FxHashMap<u64, (Done, Duration)>,
     last_proposal: u64,
-    /// True if this rank ever had part in a change: only then others have to hear that it goes.
+    /// True if this rank ever took part in a change: only then the others have to hear that it leaves.
     has_met: bool,
     gone: Vec<bool>,
     /// The ranks that take no more messages, and until when what they said last is waited for.
@@ -122,14 +123,15 @@ struct Work {
     /// The time at which sending to each rank goes on.
     next: Vec<Duration>,
     limit: Duration,
-    /// Rank 0: what learns from times.
+    /// The learner from times, which rank 0 has.
     learning: Option<Learning>,
-    /// Rank 0: the change that is staged here, and what it brings.
+    /// The change that rank 0 has staged, and its content.
     staged: (u64, Arc<[u8]>),
 }
 
 impl Participant {
-    /// A seat that nobody serves yet. `known`: of the files that are watched.
+    /// A participant that nobody serves yet. `known` are the versions of the watched files that it begins
+    /// with.
     pub fn new(place: Place, known: Known) -> Self {
         let (rank, ranks, limit) = (place.bootstrap.rank(), place.bootstrap.nranks(), place.limit);
         place.bootstrap.on_message(Tag::RulesUpdate.word(), service::ring);
@@ -165,8 +167,8 @@ impl Participant {
         }
     }
 
-    /// Proposes other rules for all ranks. `done` is told the outcome from the thread that serves seats; it
-    /// must not wait.
+    /// Proposes other rules for all ranks. `done` is told the outcome by the thread that serves
+    /// participants; it must not wait.
     pub fn propose(&self, files: &[SettingsFile], done: Done) {
         let content = wire::pack(files);
         let most = wire::MOST_RULES.min(crate::bootstrap::MAX_MESSAGE / 2);
@@ -179,7 +181,7 @@ impl Participant {
         service::ring();
     }
 
-    /// The versions of the watched files that it has.
+    /// The versions of the watched files that the communicator has.
     pub fn known(&self) -> MutexGuard<'_, Known> {
         lock(&self.known)
     }
@@ -194,7 +196,7 @@ impl Participant {
         lock(&self.switches).iter().copied().collect()
     }
 
-    /// A change has happened.
+    /// Remembers a change that has happened, for [`Participant::switches`].
     pub fn remember(&self, switch: Switch) {
         let mut switches = lock(&self.switches);
         if switches.len() >= MOST_REMEMBERED {
@@ -203,7 +205,7 @@ impl Participant {
         switches.push_back(switch);
     }
 
-    /// Does what there is to do. Says whether time matters: it wants to be called again soon.
+    /// Does what can be done now. Returns whether something is open, so that it has to be called again soon.
     pub fn step(&self, now: Duration) -> bool {
         let mut work = lock(&self.work);
         let Some(work) = work.as_mut() else { return false };
@@ -224,7 +226,7 @@ impl Participant {
             || work.coordinator.as_ref().is_some_and(Coordinator::is_busy)
     }
 
-    /// Something makes operations slow on this rank.
+    /// Notes what makes operations slow on this rank, for those who learn from times.
     pub fn stressed(&self, text: &str) {
         let mut all = lock(&self.stress);
         if all.len() < MOST_STRESS {
@@ -232,7 +234,7 @@ impl Participant {
         }
     }
 
-    /// True if it has to be asked now and then, since rules want to know times.
+    /// True if [`Participant::step`] has to be called now and then, since rules want to know times.
     pub fn is_timed(&self) -> bool {
         self.times.is_wanted()
     }
@@ -245,7 +247,7 @@ impl Participant {
         }
     }
 
-    /// Leaves: tells the others, and lets everything go.
+    /// Leaves the protocol: tells the other ranks, and answers every open proposal.
     pub fn close(&self) {
         let Some(mut work) = lock(&self.work).take() else { return };
         let mut todo = Todo::default();
@@ -254,7 +256,7 @@ impl Participant {
             None if work.has_met => work.member.leave(&mut todo),
             _ => {}
         }
-        // What this rank would tell itself nobody hears any more.
+        // Nobody would hear what this rank tells itself.
         todo.send.retain(|(to, _)| *to != self.rank);
         if !work.place.control.is_aborted() {
             work.carry_out(todo, Duration::ZERO);

@@ -1,5 +1,5 @@
-//! The thread of a process that serves the seats of its communicators, answers other programs and watches
-//! rule files.
+//! The thread of a process that serves the participants of its communicators, answers other programs and
+//! watches rule files.
 //!
 //! It sleeps until a message comes, somebody asks or proposes, or a change is open. It is there as long as
 //! the process has a communicator of more than one rank.
@@ -21,10 +21,10 @@ use super::files::Watched;
 use super::participant::Participant;
 
 /// The time after which the clock is looked at again while a change is open.
-const SOON: Duration = Duration::from_millis(20);
+const PAUSE_WHILE_OPEN: Duration = Duration::from_millis(20);
 /// The time after which times of operations are looked at again where rules want to know them.
-const TIMES: Duration = Duration::from_millis(50);
-/// Stack of the thread: rules are read there.
+const PAUSE_WHILE_TIMED: Duration = Duration::from_millis(50);
+/// The stack of the thread in bytes; it reads rules, so it needs more than others.
 const STACK: usize = 1 << 20;
 
 #[derive(Default)]
@@ -37,11 +37,11 @@ static SERVICE: Mutex<Option<Service>> = Mutex::new(None);
 /// Held while the thread starts or ends.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// A seat that is served until this is dropped.
+/// A participant that the thread serves until this is dropped.
 pub struct ServedParticipant(Arc<Participant>);
 
 impl ServedParticipant {
-    /// Begins to serve a seat.
+    /// Begins to serve a participant.
     ///
     /// # Errors
     /// The system has no thread or descriptor left.
@@ -78,12 +78,12 @@ impl ServedParticipant {
         Ok(Self(participant))
     }
 
-    /// Other rules count: the thread looks whether they want times.
+    /// Wakes the thread after other rules have come to count, so that it looks whether they want times.
     pub fn wake(&self) {
         ring();
     }
 
-    /// The seat.
+    /// The participant that is served.
     pub fn participant(&self) -> &Arc<Participant> {
         &self.0
     }
@@ -115,7 +115,7 @@ pub fn process_has_participants() -> bool {
     !participants().is_empty()
 }
 
-/// A net has lost something and goes on with the rest: tells those who learn from times. Does not wait.
+/// Tells those who learn from times that a net has lost something and goes on with the rest. Does not wait.
 pub fn stressed(text: &str) {
     let is_meant = |participant: &Arc<Participant>| participant.hosts > 1 && participant.is_timed();
     let timed: Vec<Arc<Participant>> = participants().into_iter().filter(is_meant).collect();
@@ -132,7 +132,7 @@ pub(super) fn ring() {
     }
 }
 
-/// The seats of this process.
+/// The participants of this process.
 pub(super) fn participants() -> Vec<Arc<Participant>> {
     lock(&SERVICE).as_ref().map_or_else(Vec::new, |service| service.participants.clone())
 }
@@ -160,7 +160,7 @@ fn serve(stop: &AtomicBool) {
         let waits = wait_for_events(bell, control_socket.as_ref(), pause);
         if let Err(error) = waits {
             log::warn(&format!("changes of rules: {error}"));
-            std::thread::sleep(SOON);
+            std::thread::sleep(PAUSE_WHILE_OPEN);
         }
         let mut count = [0; 8];
         let _ = rustix::io::read(bell, &mut count);
@@ -170,8 +170,10 @@ fn serve(stop: &AtomicBool) {
         let answering =
             control_socket.as_mut().is_some_and(|control_socket| control_socket.serve(&participants));
         let next = watched.as_mut().map(|watched| watched.look(&participants, now));
-        let timed = participants.iter().any(|participant| participant.is_timed()).then_some(TIMES);
-        pause = if busy > 0 || answering { Some(SOON) } else { next.into_iter().chain(timed).min() };
+        let timed =
+            participants.iter().any(|participant| participant.is_timed()).then_some(PAUSE_WHILE_TIMED);
+        pause =
+            if busy > 0 || answering { Some(PAUSE_WHILE_OPEN) } else { next.into_iter().chain(timed).min() };
     }
 }
 

@@ -112,7 +112,7 @@ struct Paths {
 }
 
 impl Own<'_> {
-    /// All steps once the ranks have met.
+    /// Carries out all steps of bring-up that follow the meeting of the ranks.
     fn bring_up(self, bootstrap: Arc<Bootstrap>) -> Result<Arc<CommState>> {
         let mut decided = decide(bootstrap, self.device.as_ref(), self.config, self.step)?;
         let name = self.config.name.as_deref();
@@ -127,7 +127,7 @@ impl Own<'_> {
         Ok(state)
     }
 
-    /// Opens the ways: memory within the host, the network, copy engines.
+    /// Opens the ways to the other ranks: memory within the host, the network, and copy engines.
     fn connect(&self, decided: &mut Decided) -> Result<Paths> {
         let (settings, rank) = (env::settings(), self.rank);
         let chosen = decided.chosen.take();
@@ -167,7 +167,7 @@ impl Own<'_> {
         Ok(Paths { layout, peer_memory, net, dma })
     }
 
-    /// The communicator of what was decided and connected.
+    /// Puts the communicator together from what was decided and connected.
     fn assemble(self, mut decided: Decided, paths: Paths, profiling: Profiling) -> Result<CommState> {
         let (settings, config) = (env::settings(), self.config);
         let name = config.name.clone().unwrap_or_else(|| "world".into());
@@ -298,7 +298,7 @@ impl Own<'_> {
     }
 }
 
-/// By rank: whether it is in this rank's process, and counts as a rank of its host.
+/// Tells for each rank whether it is in this rank's process and counts as a rank of its host.
 fn is_near(topology: &Topology, processes: &[u64], rank: usize) -> Vec<bool> {
     let is_near = |peer: usize| {
         processes[peer] == processes[rank] && topology.ranks[peer].host == topology.ranks[rank].host
@@ -349,8 +349,8 @@ fn announcement(state: &CommState) -> String {
     )
 }
 
-/// A rank that was aborted may not have reached its root, which would wait for it as long as this process
-/// lives.
+/// Tells the root of a rank that was aborted not to wait for it: the rank may not have reached its root,
+/// which would wait as long as this process lives.
 fn release_root(error: &Error, ids: &[UniqueId]) {
     if error.kind == ErrorKind::Aborted {
         for id in ids {

@@ -40,7 +40,8 @@ const SM_FREE_HEAP_BUDGET: u64 = 31 << 20;
 /// The same where slots cross a network: eight lanes for eight ranks of a host, and as many for messages.
 const NET_HEAP_BUDGET: u64 = 193 << 20;
 
-/// Programs have up to this many channels, each on a lane of its own.
+/// The lanes that a communicator has at least: programs have up to this many channels, each on a lane of its
+/// own.
 const MIN_LANES: u32 = 8;
 
 /// The result of the negotiation.
@@ -55,7 +56,7 @@ pub struct Decided {
     pub processes: Vec<u64>,
     /// The kind of memory that heaps lie in.
     pub heap: HeapKind,
-    /// Names the communicator, equal on all ranks.
+    /// A number that names the communicator, equal on all ranks.
     pub comm_id: u64,
     /// Tuner plugins, the same on all ranks.
     pub tuners: Arc<Tuners>,
@@ -199,7 +200,7 @@ pub fn outlook(ordinals: &[u32]) -> Result<(Topology, PlanConfig)> {
         topology.direct = topology.direct && reaches_all(device.as_ref(), &topology)?;
     }
     if topology.hosts() > 1 {
-        knobs_for_network(&mut plan_config, &topology, settings.wire);
+        limit_to_network(&mut plan_config, &topology, settings.wire);
     }
     finish(&mut plan_config, &topology, settings)?;
     Ok((topology, plan_config))
@@ -211,7 +212,7 @@ pub fn outlook(ordinals: &[u32]) -> Result<(Topology, PlanConfig)> {
 ///
 /// # Errors
 /// Settings are wrong.
-pub fn knobs_of(topology: &mut Topology, measured: bool) -> Result<PlanConfig> {
+pub fn plan_config_of(topology: &mut Topology, measured: bool) -> Result<PlanConfig> {
     let settings = env::settings();
     let mut plan_config = plan_config(topology.device, settings, &Config::default())?;
     let here = hawser_device::open(0)
@@ -221,7 +222,7 @@ pub fn knobs_of(topology: &mut Topology, measured: bool) -> Result<PlanConfig> {
         .ok()
         .filter(|device| device.caps().kind == topology.device);
     if topology.hosts() > 1 {
-        knobs_for_network(&mut plan_config, topology, settings.wire);
+        limit_to_network(&mut plan_config, topology, settings.wire);
     }
     topology.direct &= settings.direct;
     let mut room = u64::MAX;
@@ -251,11 +252,11 @@ pub fn knobs_of(topology: &mut Topology, measured: bool) -> Result<PlanConfig> {
 ///
 /// # Errors
 /// Settings are wrong.
-pub fn knobs_elsewhere(topology: &Topology, most_ctas: u32) -> Result<PlanConfig> {
+pub fn plan_config_elsewhere(topology: &Topology, most_ctas: u32) -> Result<PlanConfig> {
     let settings = env::settings();
     let mut plan_config = plan_config(topology.device, settings, &Config::default())?;
     if topology.hosts() > 1 {
-        knobs_for_network(&mut plan_config, topology, settings.wire);
+        limit_to_network(&mut plan_config, topology, settings.wire);
     }
     plan_config.max_ctas = plan_config.max_ctas.min(most_ctas.max(1));
     plan_config.min_ctas = plan_config.min_ctas.min(plan_config.max_ctas);
@@ -285,7 +286,7 @@ pub fn program_names() -> Vec<String> {
     programs::names(env::settings())
 }
 
-/// Settles what is left for a topology that is only thought of. Returns the lanes that programs need.
+/// Completes the settings for a topology that no ranks have met in. Returns the lanes that programs need.
 fn finish(plan_config: &mut PlanConfig, topology: &Topology, settings: &Settings) -> Result<u32> {
     let far = topology.hosts() > 1;
     let programs = programs::load(settings, topology.size());
@@ -330,7 +331,7 @@ fn choose_net(
     if agreed.collnet == 0 {
         chosen.without_collnet();
     }
-    knobs_for_network(plan_config, topology, wire);
+    limit_to_network(plan_config, topology, wire);
     take_net(&agreed, &chosen.name, (topology, plan_config))?;
     Ok(chosen)
 }
@@ -357,7 +358,7 @@ fn take_net(
 
 /// Only LL and Simple cross a network, and a slot is one message. A GPU reads LL's words as they arrive, so
 /// they have to be the sender's from the first: neither sealed, nor still to be compared with a checksum.
-fn knobs_for_network(plan_config: &mut PlanConfig, topology: &Topology, wire: Wire) {
+fn limit_to_network(plan_config: &mut PlanConfig, topology: &Topology, wire: Wire) {
     let settings = env::settings();
     let simple = if settings.buffsize.is_some() { plan_config.slot_bytes[2] } else { NET_SLOT_BYTES };
     let carries_ll = topology.device != DeviceKind::Host && !wire.is_sealed() && !settings.checksum;
@@ -404,7 +405,7 @@ fn plan_config(device: DeviceKind, settings: &Settings, config: &Config) -> Resu
     Ok(plan_config)
 }
 
-/// Leaves every rank the CTAs that run at once.
+/// Limits the CTAs of a rank to those that run at once.
 fn limit_ctas(plan_config: &mut PlanConfig, peer_infos: &[PeerInfo]) {
     plan_config.max_ctas = plan_config.max_ctas.min(peer_info::most_ctas(peer_infos));
     plan_config.min_ctas = plan_config.min_ctas.min(plan_config.max_ctas);
@@ -445,7 +446,7 @@ fn pass_sm(settings: &Settings, config: &Config) -> Result<u8> {
 /// Lowers staging, lanes, fused kernels and slots until a rank's memory fits what is left under
 /// `NCCL_CUMEM_MAX_SIZE` on the poorest rank.
 fn fit_room(plan_config: &mut PlanConfig, topology: &Topology, room: u64, least_lanes: u32) -> Result<()> {
-    /// Tables and counters, whose segment may be new.
+    /// The bytes of tables and counters, for which the pool may need a segment of its own.
     const TABLES: u64 = 2 * GRANULARITY;
     /// Smaller staging slots are slower than FIFOs with fewer lanes.
     const USEFUL_SLOT: u64 = 256 << 10;
@@ -482,7 +483,7 @@ fn fit_room(plan_config: &mut PlanConfig, topology: &Topology, room: u64, least_
     Ok(())
 }
 
-/// Leaves out routes.
+/// Removes routes from those that may be chosen.
 fn leave_out(plan_config: &mut PlanConfig, routes: Routes) {
     plan_config.routes = plan_config.routes.map(|some| Some(some.unwrap_or(Routes::ALL).without(&routes)));
 }

@@ -13,7 +13,8 @@ use hawser_device::{Device, HeapKind};
 
 use crate::record;
 
-/// Changes whenever ranks of two builds could not work together.
+/// The number of the protocol between ranks, which changes whenever ranks of two builds could not work
+/// together.
 const PROTOCOL: u32 = 13;
 
 /// The record in which a rank describes itself and its device to all others.
@@ -23,7 +24,7 @@ pub struct PeerInfo {
     plan_config: u64,
     /// A random number; rank 0's names the communicator.
     nonce: u64,
-    /// Equal for ranks of one process only.
+    /// A number that only ranks of one process have in common.
     pub process: u64,
     /// Bytes that the rank's pool may still give (`NCCL_CUMEM_MAX_SIZE`).
     room: u64,
@@ -78,7 +79,7 @@ impl PeerInfo {
         [&PROTOCOL.to_le_bytes()[..], &record::encode(self)].concat()
     }
 
-    /// Inverse of [`PeerInfo::encode`].
+    /// Reads a record that [`PeerInfo::encode`] made.
     ///
     /// # Errors
     /// The rank runs another build, or what it sent is no record.

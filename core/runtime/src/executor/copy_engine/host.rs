@@ -16,7 +16,8 @@ use crate::classes;
 /// A launch on its way.
 pub struct Copies {
     streams: Vec<VecDeque<What>>,
-    /// Peers whose buffers are copied from or to may give these up; None where all copies are staged.
+    /// The latches of buffers that are copied from or to, which peers may give up; None where all copies are
+    /// staged.
     latches: Option<Latches>,
     /// The events that profilers see, if one watches.
     watched: Option<Watched>,
@@ -34,7 +35,7 @@ struct Watched {
 }
 
 impl Copies {
-    /// With these commands by stream.
+    /// A launch that has these commands, by stream.
     pub fn new<const N: usize>(
         streams: [Vec<What>; N],
         latches: Option<Latches>,
@@ -101,14 +102,14 @@ impl Copies {
 }
 
 impl Watched {
-    /// The first copy begins the batch that all of them are.
+    /// Begins the profiler's event of all copies with the first of them.
     fn before_copy(&mut self) {
         if self.left == self.total {
             self.events.batch(self.total, self.bytes, true);
         }
     }
 
-    /// After the last copy there is only the end to be told.
+    /// Ends that event after the last copy.
     fn after_copy(&mut self) {
         self.left -= 1;
         if self.left == 0 {

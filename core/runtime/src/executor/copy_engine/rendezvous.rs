@@ -2,9 +2,9 @@
 //!
 //! Neither end knows the other's buffer when it is called. Each direction between two ranks has a ring; its
 //! n-th slot is for their n-th transfer, whichever end comes first (`ring.rs`). The first end leaves its
-//! **posting**, an address and how to map it, and goes on; the second takes it and copies. A sender gives the
-//! receiver a moment to come first, since pushing is faster than pulling. Otherwise nobody waits, unless one
-//! end is [`RING`] transfers ahead.
+//! **descriptor**, an address and how to map it, and goes on; the second takes it and copies. A sender gives
+//! the receiver a moment to come first, since pushing is faster than pulling. Otherwise nobody waits, unless
+//! one end is [`RING`] transfers ahead.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -25,27 +25,28 @@ use crate::bootstrap::Bootstrap;
 use crate::transport::Peers;
 use crate::transport::control::Control;
 
-/// Mappings of a peer's buffers that are kept at most, unless more are in use at once.
+/// The most mappings of a peer's buffers that are kept, unless more are in use at once.
 const MOST_OPENED: usize = 32;
-/// Bytes of a sample: smaller allocations share a block, and IPC shares whole blocks.
+/// The bytes of the allocation by which ranks try whether they reach each other: smaller ones share a block,
+/// and IPC shares whole blocks.
 const SAMPLE_BYTES: u64 = 2 << 20;
 /// The time between two looks at the abort flag by a rank that is a ring ahead.
 const SLICE: Duration = Duration::from_millis(20);
 /// The longest that a rank which gives its buffers up waits for a piece of a copy.
 const MOST_OF_A_COPY: Duration = Duration::from_secs(2);
 
-/// The call that comes to a leg.
+/// The facts about a call that [`Rendezvous::meet`] needs for a leg of it.
 #[derive(Clone, Copy)]
 pub struct CopyRequest<'a> {
-    /// It is being captured into a graph.
+    /// True if the call is being captured into a graph.
     pub is_captured: bool,
-    /// Only senders copy.
+    /// True if only senders copy.
     pub is_pushed: bool,
-    /// The launch's number, which wraps, and the latest one that is known to be over.
+    /// The launch's number, which wraps.
     pub number: u32,
-    /// See `number`.
+    /// The number of the latest launch that is known to be over.
     pub over: u32,
-    /// Ends waits.
+    /// The control block of the communicator, whose abort ends waits.
     pub control: &'a Control,
 }
 
@@ -53,16 +54,19 @@ pub struct CopyRequest<'a> {
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Descriptor {
-    /// 0: this transfer goes through staging.
+    /// 1 if the peer can use the buffer where it is; 0 if the transfer goes through staging.
     is_direct: u32,
-    /// The call is being captured into a graph.
+    /// 1 if the call is being captured into a graph.
     is_captured: u32,
-    /// The address at which the end begins in its process, and its bytes.
+    /// The address of the buffer in its process.
     addr: u64,
+    /// The bytes of the buffer.
     bytes: u64,
-    /// The allocation around it.
+    /// The address of the allocation around the buffer.
     base: u64,
+    /// The number of that allocation, which differs from those before it at the same address.
     id: u64,
+    /// The handle by which other processes map the allocation.
     handle: [u8; 64],
 }
 
@@ -73,11 +77,11 @@ struct Shared {
     latch: Latch,
 }
 
-/// The address of such memory.
+/// The address of a [`Shared`].
 #[derive(Clone, Copy)]
 struct SharedAt(*const Shared);
 
-// SAFETY: an address of something that sides share.
+// SAFETY: it is an address of memory that threads and processes may use at the same time.
 unsafe impl Send for SharedAt {}
 // SAFETY: as above.
 unsafe impl Sync for SharedAt {}
@@ -86,9 +90,9 @@ unsafe impl Sync for SharedAt {}
 #[derive(Clone)]
 pub struct Latches {
     rank: u32,
-    /// By rank: who may copy from and to this rank's buffers.
+    /// For each rank that may copy from and to this rank's buffers, the memory with their latch.
     own: Vec<Option<SharedAt>>,
-    /// By rank: whose buffers this rank copies from and to.
+    /// For each rank whose buffers this rank copies from and to, the memory with their latch.
     theirs: Vec<Option<SharedAt>>,
     _memory: Arc<Vec<Memory>>,
 }
@@ -127,21 +131,22 @@ impl Latches {
 /// The rings between this rank and those of its host that it can copy to and from directly.
 pub struct Rendezvous {
     rank: u32,
-    /// By rank.
+    /// The memory shared with each rank; None for those that take no part.
     ends: Vec<Option<End>>,
-    /// Handles of this rank's allocations by their base and number.
+    /// The handles of this rank's allocations, by base and number.
     handles: Mutex<FxHashMap<(u64, u64), [u8; 64]>>,
     abort: AbortFlag,
-    /// They keep the memory of the rings too.
+    /// The latches of both sides, which also keep the memory of the rings.
     latches: Latches,
 }
 
-/// The memory that leads to a peer.
+/// The memory shared with a peer, and the peer's buffers that are mapped.
 struct End {
-    /// In the peer's heap: what this rank sends, and the latch of the peer's buffers.
+    /// Memory in the peer's heap: the ring of what this rank sends, and the latch of the peer's buffers.
     there: SharedAt,
-    /// In this rank's heap.
+    /// Memory in this rank's heap: the ring of what the peer sends, and the latch of this rank's buffers.
     here: SharedAt,
+    /// True if the peer is in this process.
     is_near: bool,
     opened: Mutex<Vec<Opened>>,
 }
@@ -150,15 +155,15 @@ struct End {
 struct Opened {
     base: u64,
     id: u64,
-    /// A graph holds its address.
+    /// True if a graph holds the address, so that it stays mapped.
     is_captured: bool,
-    /// The latest launch that uses it.
+    /// The number of the latest launch that uses the mapping.
     used: u32,
     memory: Memory,
 }
 
 impl Rendezvous {
-    /// Connects the rings of the ranks of a host. Collective. None: no peer takes part.
+    /// Connects the rings of the ranks of a host; None if no peer takes part. Collective.
     pub fn connect(
         device: &dyn Device,
         bootstrap: &Bootstrap,
@@ -208,7 +213,8 @@ impl Rendezvous {
         &self.latches
     }
 
-    /// Comes to a leg: posts this end, or takes the other one, for which a sender waits until `until`.
+    /// Meets the peer of a leg: leaves this end's descriptor, or takes the other one's, for which a sender
+    /// waits until `until`. Returns how the leg's data go.
     ///
     /// # Errors
     /// The peer is a ring behind until the deadline; only one end is captured into a graph; a peer's memory
@@ -294,7 +300,7 @@ impl Rendezvous {
         Ok(handle)
     }
 
-    /// The posting of the other end if it has come before.
+    /// Leaves a descriptor in a ring, or takes the other end's, if that has come before.
     fn exchange(
         &self,
         SharedAt(shared): SharedAt,
@@ -330,7 +336,7 @@ impl Rendezvous {
     }
 }
 
-/// A peer's end as this device sees it.
+/// The address at which this device sees a peer's buffer, which is mapped if it is not yet.
 fn mapped(
     device: &dyn Device,
     end: &End,
@@ -447,8 +453,8 @@ mod tests {
         Instant::now()
     }
 
-    /// Both sides of one ring, each in a thread: exactly one end of each transfer gets the other's posting,
-    /// and the right one.
+    /// Both sides of one ring, each in a thread: exactly one end of each transfer gets the other's
+    /// descriptor, and the right one.
     #[test]
     fn of_two_ends_one_is_second() {
         const TRANSFERS: u64 = 3 * RING + 5;

@@ -23,42 +23,43 @@ use super::Who;
 use crate::transport::control::{Control, Replay};
 use crate::transport::net::Stage;
 
-/// Time between two looks.
+/// The time between two looks at the marks.
 const PERIOD: Duration = Duration::from_millis(2);
 /// The time for which releases wait for a queue of the GPU before they are made through a context of their
 /// own.
-const STUCK: Duration = Duration::from_millis(30);
+const STUCK_AFTER: Duration = Duration::from_millis(30);
 /// The time for which a communicator that has gone waits for the last releases.
-const LAST: Duration = Duration::from_secs(2);
+const CLOSE_LIMIT: Duration = Duration::from_secs(2);
 /// The time for which a communicator that goes after an abort waits for replayed graphs, which mark nothing.
-const GRAPHS: Duration = Duration::from_millis(100);
+const REPLAY_GRACE: Duration = Duration::from_millis(100);
 
-/// The launches of one communicator.
+/// The launches of a communicator that the thread watches.
 pub struct Watched {
     device: Arc<dyn Device>,
     control: Arc<Control>,
-    /// Releases, apart from the streams that wait.
+    /// The stream on which releases are put, beside the streams that wait.
     stream: OwnedStream,
-    /// Sets every word that this rank waits for.
+    /// The operations that set every word for which this rank's streams may wait.
     release: Vec<MemoryOp>,
-    /// Slots that the network carries have words of their own.
+    /// The staging for the network, whose slots have words of their own.
     stage: Option<Arc<Stage>>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Launches so far; wraps, as the marks do.
+    /// The number of launches so far, which wraps as the marks do.
     issued: u32,
-    /// Those that are not known to be over.
+    /// The launches that are not known to be over.
     under_way: VecDeque<Launch>,
-    /// The launch that had begun at the last look, and since when.
+    /// The launch that had begun at the last look, and the time at which that was seen first.
     since: Option<(u32, Instant)>,
-    /// The latest launch in a graph, if there is a deadline, and since when a replay is under way.
+    /// The latest launch that was captured, if there is a deadline, and the time since which a replay of it
+    /// has been under way.
     captured: Option<(Launch, Option<Instant>)>,
-    /// Since when the stream that releases is stuck.
+    /// The time since which the stream for releases has been stuck.
     stuck: Option<Instant>,
-    /// The staging is gone.
+    /// True once the staging may not be touched any more.
     closed: bool,
 }
 
@@ -70,13 +71,13 @@ impl State {
 
 struct Launch {
     number: u32,
-    /// For errors.
+    /// The communicator, rank and operation, in words for errors.
     who: String,
     peers: Vec<u32>,
 }
 
 impl Watched {
-    /// Of the rank with these bases.
+    /// Begins to watch the launches of the rank with these bases.
     pub fn start(
         device: Arc<dyn Device>,
         control: Arc<Control>,
@@ -96,7 +97,7 @@ impl Watched {
         Ok(watched)
     }
 
-    /// A launch begins; what its stream does first.
+    /// Notes that a launch begins. Returns the operation that its stream does first, if any.
     pub fn begin(&self, who: Who<'_>, peers: Vec<u32>, is_captured: bool) -> Result<Option<MemoryOp>> {
         if is_captured && env::settings().op_timeout.is_none() {
             return Ok(None);
@@ -146,17 +147,18 @@ impl Watched {
         }
     }
 
-    /// Never touches staging again. False: what it has put on its stream is not over, and will.
+    /// Ends the watch, which never touches staging again. Returns false if releases that are on the stream
+    /// are not over, and so may still touch it.
     pub fn close(&self) -> bool {
         let begin = Instant::now();
-        while self.control.is_aborted() && begin.elapsed() < GRAPHS {
+        while self.control.is_aborted() && begin.elapsed() < REPLAY_GRACE {
             self.release();
             std::thread::sleep(PERIOD);
         }
         self.state().closed = true;
         let begin = Instant::now();
         while self.device.is_idle(self.stream.stream).is_ok_and(|idle| !idle) {
-            if begin.elapsed() > LAST {
+            if begin.elapsed() > CLOSE_LIMIT {
                 return false;
             }
             std::thread::sleep(PERIOD);
@@ -168,7 +170,8 @@ impl Watched {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One look; whether there is anything to look at.
+    /// Looks at the marks once, and fails or releases what is late or aborted. Returns whether anything is
+    /// left to watch.
     fn look(&self, deadline: Option<Duration>) -> bool {
         let mut state = self.state();
         if state.closed {
@@ -214,8 +217,8 @@ impl Watched {
         }
     }
 
-    /// Sets all words. Not before the last time is over: a stream takes only so much. What cannot be put on a
-    /// stream any more has nothing to release: the device is lost.
+    /// Sets all words, unless the operations of the last time are not over: a stream takes only so many.
+    /// Errors do not matter: a device that takes no operations is lost, and nothing waits there.
     fn release_words(&self, state: &mut State) {
         if let Some(stage) = &self.stage {
             stage.release();
@@ -224,7 +227,7 @@ impl Watched {
         if self.device.is_idle(self.stream.stream).unwrap_or(true) {
             state.stuck = None;
             let _ = words.memory_ops(self.stream.stream, &self.release);
-        } else if state.stuck.get_or_insert_with(Instant::now).elapsed() > STUCK {
+        } else if state.stuck.get_or_insert_with(Instant::now).elapsed() > STUCK_AFTER {
             let _ = words.memory_ops_apart(&self.release);
             state.stuck = None;
         }
@@ -254,15 +257,16 @@ pub fn wait_for_launches() {
     }
 }
 
-/// The thread.
+/// The thread of the process that looks at all watched communicators.
 #[derive(Default)]
 struct Watcher {
+    /// The watched communicators, and whether there is something new to look at.
     list: Mutex<(Vec<Weak<Watched>>, bool)>,
     changed: Condvar,
 }
 
 impl Watcher {
-    /// The one of this process, started if need be.
+    /// The thread of this process, which the first call starts.
     fn get() -> Result<&'static Self> {
         static WATCHER: OnceLock<Watcher> = OnceLock::new();
         static STARTED: OnceLock<Option<std::io::ErrorKind>> = OnceLock::new();

@@ -30,7 +30,7 @@ use crate::progress::operation;
 /// The longest pause between two looks: a rank that is seconds late costs next to nothing of a processor.
 const LONGEST_PAUSE: Duration = Duration::from_millis(8);
 
-/// What a small operation has of operands and blocks, for which it takes no memory.
+/// The most operands and blocks of an operation that allocates no memory for them.
 const FEW: usize = 4;
 
 /// A wait is noted in the journal every so many looks, first after half as many.
@@ -46,11 +46,11 @@ pub struct HostLaunch<'a> {
     pub name: &'a str,
     /// Best-effort launches give way to more urgent ones of this process, between two steps.
     pub class: Class,
-    /// The copies if copy engines run it instead of a kernel.
+    /// The copies of the launch, if copy engines run it instead of a kernel.
     pub copies: Option<Copies>,
-    /// The knowledge of the other ranks.
+    /// The roster of the other ranks, which says who has gone.
     pub roster: &'a Roster,
-    /// Learns what the launch waits for.
+    /// The journal, in which the launch notes what it waits for.
     pub journal: &'a Journal,
 }
 
@@ -118,7 +118,7 @@ pub unsafe fn run<'a>(
 
 /// The launches of one communicator, in order.
 struct Queue<'a> {
-    /// Address of its image.
+    /// The address of the communicator's image.
     comm: u64,
     /// The most urgent class of the launches.
     class: Class,
@@ -169,7 +169,7 @@ struct Run<'a> {
     comm: DevComm,
     steps: &'a [Step],
     blocks: SmallVec<[At; FEW]>,
-    /// Copy engines run it, not the blocks.
+    /// The copies of the launch, if copy engines run it instead of blocks.
     copies: Option<Copies>,
     roster: &'a Roster,
     journal: &'a Journal,

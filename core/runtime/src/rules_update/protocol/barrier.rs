@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 
 use super::MOST_WAITING;
 
-/// Between the calls of a rank and its [`super::Member`]. `S` is what a change brings.
+/// The barrier between the calls of a rank and its [`super::Member`]. `S` is what a change brings.
 #[derive(Debug)]
 pub struct Barrier<S> {
     /// The collective that must not begin before the decision.
     fence: Option<u64>,
     /// The reason why the decision may never come.
     doubt: Option<String>,
-    /// Changes to come: (number, first collective, what).
+    /// The changes to come: the number of each, its first collective, and what it brings.
     decided: VecDeque<(u64, u64, S)>,
 }
 
@@ -36,8 +36,8 @@ impl<S> Default for Barrier<S> {
 }
 
 impl<S> Barrier<S> {
-    /// Puts a fence up for a rank that has begun collectives 0 to `begun - 1`; says where it stands. Behind
-    /// everything that is decided, so that changes come one after the other.
+    /// Puts up a fence for a rank that has begun collectives 0 to `begun - 1`, and returns where it stands:
+    /// behind everything that is decided, so that changes come one after the other.
     pub fn fence(&mut self, begun: u64, margin: u64) -> u64 {
         let after = self.decided.back().map_or(0, |(_, at, _)| at + 1);
         let fence = begun.saturating_add(margin).max(after);
@@ -45,18 +45,18 @@ impl<S> Barrier<S> {
         fence
     }
 
-    /// Takes the fence away: nothing changes.
+    /// Takes the fence away, since nothing changes.
     pub fn release(&mut self) {
         (self.fence, self.doubt) = (None, None);
     }
 
-    /// A change is decided for collective `at`: the fence has done its work.
+    /// Keeps a change that is decided for collective `at`, and takes the fence away.
     pub fn commit(&mut self, change: u64, at: u64, staged: S) {
         self.release();
         self.decided.push_back((change, at, staged));
     }
 
-    /// The decision may never come: who waits at the fence is told.
+    /// Notes that the decision may never come, which calls that wait at the fence are told.
     pub fn doubt(&mut self, why: String) {
         self.doubt = self.fence.map(|_| why);
     }

@@ -1,4 +1,5 @@
-//! Rank 0's part: takes proposals one after the other and leads all ranks through each.
+//! The state machine of rank 0 as coordinator, which takes proposals one after the other and leads all ranks
+//! through each.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -7,16 +8,16 @@ use std::time::Duration;
 
 use super::{Body, Limits, MARGIN, MOST_QUEUED, Message, Outcome, Todo, ranks};
 
-/// The machine of rank 0.
+/// The state machine of rank 0.
 #[derive(Debug)]
 pub struct Coordinator {
     size: u32,
     limits: Limits,
-    /// Number of the last change.
+    /// The number of the last change.
     last: u64,
     queue: VecDeque<Proposal>,
     phase: Phase,
-    /// Ranks that left in peace or ended, and how.
+    /// The ranks that left in peace or ended, with words for which of the two.
     gone: BTreeMap<u32, &'static str>,
 }
 
@@ -30,11 +31,11 @@ struct Proposal {
 #[derive(Debug)]
 enum Phase {
     Idle,
-    /// Answers by rank: digests.
+    /// All ranks read the content; the answers by rank are digests.
     Staging(Open, Answers),
-    /// Answers by rank: fences.
+    /// All ranks put up a fence; the answers by rank are where.
     Asking(Open, Answers),
-    /// Decided for a collective. Answers by rank: it was heard.
+    /// The change is decided for a collective; the answers by rank say that they heard of it.
     Telling(Open, Answers, u64),
 }
 
@@ -48,7 +49,7 @@ struct Open {
 }
 
 impl Coordinator {
-    /// For a communicator of `size` ranks.
+    /// The coordinator of a communicator of `size` ranks.
     pub fn new(size: u32, limits: Limits) -> Self {
         Self { size, limits, last: 0, queue: VecDeque::new(), phase: Phase::Idle, gone: BTreeMap::new() }
     }
@@ -58,7 +59,7 @@ impl Coordinator {
         !matches!(self.phase, Phase::Idle)
     }
 
-    /// A message of a rank.
+    /// Takes a message of a rank.
     pub fn hear(&mut self, from: u32, message: Message, now: Duration, todo: &mut Todo) {
         let is_open = message.number == self.last;
         match message.body {
@@ -78,7 +79,7 @@ impl Coordinator {
         }
     }
 
-    /// Time has passed.
+    /// Ends what has taken too long by now.
     pub fn tick(&mut self, now: Duration, todo: &mut Todo) {
         let (open, answers, decided) = match &self.phase {
             Phase::Idle => return,
@@ -102,7 +103,7 @@ impl Coordinator {
         }
     }
 
-    /// A rank ended without a farewell, or cannot be reached.
+    /// Notes that a rank has ended without a farewell, or cannot be reached.
     pub fn lost(&mut self, rank: u32, now: Duration, todo: &mut Todo) {
         if self.gone.contains_key(&rank) {
             return;
@@ -125,7 +126,7 @@ impl Coordinator {
         self.heard(rank, now, todo);
     }
 
-    /// Rank 0 leaves: what it tells the others.
+    /// Leaves, and adds what the other ranks are told of that.
     pub fn leave(&mut self, todo: &mut Todo) {
         let now = Duration::ZERO;
         if matches!(self.phase, Phase::Staging(..) | Phase::Asking(..)) {
@@ -207,7 +208,7 @@ impl Coordinator {
         }
     }
 
-    /// The open change is over and has happened.
+    /// Ends the open change, which has happened.
     fn told(&mut self, now: Duration, todo: &mut Todo) {
         if let Phase::Telling(open, _, at) = std::mem::replace(&mut self.phase, Phase::Idle) {
             let (rank, number) = open.proposer;
@@ -216,7 +217,7 @@ impl Coordinator {
         self.next(now, todo);
     }
 
-    /// The open change is over and has not happened.
+    /// Ends the open change, which has not happened.
     fn drop(&mut self, why: &str, now: Duration, todo: &mut Todo) {
         if let Phase::Staging(open, _) | Phase::Asking(open, _) =
             std::mem::replace(&mut self.phase, Phase::Idle)

@@ -1,4 +1,4 @@
-//! A rank's part in a change.
+//! The state machine of a rank that takes part in changes, as a member.
 
 use std::time::Duration;
 
@@ -18,19 +18,20 @@ pub trait Fences<S> {
     fn is_full(&self) -> bool;
 }
 
-/// Reads and checks what a change brings: what it comes to, and a digest that is equal where choices will be.
+/// The function that reads and checks the content of a change. It returns what the change brings, and a
+/// digest that is equal on ranks that will choose alike.
 pub type Check<'a, S> = &'a dyn Fn(&[u8]) -> Result<(S, u64), String>;
 
-/// The machine of a rank.
+/// The state machine of a rank.
 #[derive(Debug)]
 pub struct Member<S> {
     limits: Limits,
-    /// All up to here are over, for this rank.
+    /// The number of the last change that is over for this rank.
     last: u64,
     state: State<S>,
-    /// Own proposals without an outcome.
+    /// The numbers of this rank's own proposals that have no outcome yet.
     proposed: Vec<u64>,
-    /// Rank 0 said farewell, or ended.
+    /// True once rank 0 has said farewell or ended.
     is_alone: bool,
 }
 
@@ -42,7 +43,7 @@ enum State<S> {
 }
 
 impl<S> Member<S> {
-    /// Nothing is going on.
+    /// A member with no change open.
     pub fn new(limits: Limits) -> Self {
         Self { limits, last: 0, state: State::Idle, proposed: Vec::new(), is_alone: false }
     }
@@ -63,7 +64,7 @@ impl<S> Member<S> {
         todo.send(0, number, Body::Propose(content));
     }
 
-    /// A message of rank 0.
+    /// Takes a message of rank 0.
     pub fn hear(
         &mut self,
         message: Message,
@@ -99,7 +100,7 @@ impl<S> Member<S> {
         }
     }
 
-    /// Time has passed.
+    /// Ends what has taken too long by now.
     pub fn tick(&mut self, now: Duration, fences: &mut impl Fences<S>, todo: &mut Todo) {
         match &self.state {
             State::Staged { change, until, .. } if now >= *until => {
@@ -116,7 +117,7 @@ impl<S> Member<S> {
         }
     }
 
-    /// Rank 0 ended without a farewell.
+    /// Notes that rank 0 has ended without a farewell.
     pub fn lost(&mut self, fences: &mut impl Fences<S>, todo: &mut Todo) {
         if self.is_alone {
             return;
@@ -129,7 +130,7 @@ impl<S> Member<S> {
         self.alone("rank 0 has ended", fences, todo);
     }
 
-    /// This rank leaves: what it tells rank 0.
+    /// Leaves, and adds what rank 0 is told of that.
     pub fn leave(&mut self, todo: &mut Todo) {
         todo.send(0, 0, Body::Farewell);
     }
@@ -188,7 +189,7 @@ impl<S> Member<S> {
         }
     }
 
-    /// Takes out what was promised for a change, which then is over.
+    /// Takes what a change brings out of the promise; the change is over then.
     fn take(&mut self, change: u64) -> Option<S> {
         match std::mem::replace(&mut self.state, State::Idle) {
             State::Promised { change: own, staged, .. } if own == change => {
@@ -214,7 +215,7 @@ impl<S> Member<S> {
         }
     }
 
-    /// There is nobody to coordinate any more.
+    /// Ends everything that is open, since nobody coordinates any more.
     fn alone(&mut self, why: &str, fences: &mut impl Fences<S>, todo: &mut Todo) {
         self.is_alone = true;
         if let State::Staged { change, .. } = &self.state {
