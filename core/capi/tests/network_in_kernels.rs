@@ -358,31 +358,42 @@ mod on_the_stand_in {
     #[test]
     fn ranks_of_two_hosts_put_and_get() {
         const NAME: &str = "ranks_of_two_hosts_put_and_get";
-        if !has_kernels() {
-            return;
+        if has_kernels() {
+            with_fake_driver(module_path!(), NAME, &ENV, || of_two_processes(NAME, Some("another")));
         }
-        with_fake_driver(module_path!(), NAME, &ENV, || {
-            if let Ok(identity) = std::fs::read(identity_file(std::os::unix::process::parent_id())) {
-                return of_host(Id(identity[..].try_into().unwrap()), 1);
-            }
-            let mut id = Id([0; 128]);
-            ok(ncclGetUniqueId(&mut id));
-            let file = identity_file(std::process::id());
-            std::fs::write(&file, id.0).unwrap();
-            let mut other = this_test(module_path!(), NAME);
-            other.env("NCCL_HOSTID", "another").stdout(Stdio::piped()).stderr(Stdio::piped());
-            let other = other.spawn().unwrap();
-            of_host(id, 0);
-            std::fs::remove_file(file).unwrap();
-            assert_passed(&other.wait_with_output().unwrap());
-        });
     }
 
-    fn of_host(id: Id, rank: i32) {
+    #[test]
+    fn ranks_of_two_processes_of_a_host_put_and_get() {
+        const NAME: &str = "ranks_of_two_processes_of_a_host_put_and_get";
+        if has_kernels() {
+            with_fake_driver(module_path!(), NAME, &ENV, || of_two_processes(NAME, None));
+        }
+    }
+
+    /// Starts the test `name` once more as the second rank, on a host with this name, if any.
+    fn of_two_processes(name: &str, host: Option<&str>) {
+        let team = if host.is_some() { 1 } else { 2 };
+        if let Ok(identity) = std::fs::read(identity_file(std::os::unix::process::parent_id())) {
+            return of_process(Id(identity[..].try_into().unwrap()), 1, team);
+        }
+        let mut id = Id([0; 128]);
+        ok(ncclGetUniqueId(&mut id));
+        let file = identity_file(std::process::id());
+        std::fs::write(&file, id.0).unwrap();
+        let mut other = this_test(module_path!(), name);
+        other.envs(host.map(|host| ("NCCL_HOSTID", host))).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let other = other.spawn().unwrap();
+        of_process(id, 0, team);
+        std::fs::remove_file(file).unwrap();
+        assert_passed(&other.wait_with_output().unwrap());
+    }
+
+    fn of_process(id: Id, rank: i32, team: i32) {
         let _alarm = Alarm;
         let mut comm = std::ptr::null_mut();
         ok(ncclCommInitRank(&mut comm, 2, id, rank));
-        assert_eq!(ncclTeamLsa(comm), Team(1, 0, 1), "each is alone in its team");
+        assert_eq!(ncclTeamLsa(comm).0, team, "ranks of the load-store team");
         let rank = ranks(vec![comm], 23007, (Family::V230, Form::Counted)).remove(0);
         rank.run();
         rank.end();
