@@ -77,6 +77,7 @@ impl CommConfig {
             net: In::inside(raw.netName).text().filter(|name| !name.is_empty()),
             traffic_class: (raw.trafficClass != UNDEF_INT).then_some(raw.trafficClass),
             host: None,
+            process: None,
             rma: Limits {
                 signals: given(raw.numRmaSig).unwrap_or(DEFAULT_RMA),
                 contexts: env::settings().num_rma_ctx.or(given(raw.numRmaCtx)).unwrap_or(DEFAULT_RMA),

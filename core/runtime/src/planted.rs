@@ -27,11 +27,13 @@ pub enum Bug {
     LostSignal,
     /// Nobody believes that a rank has died.
     DisbelievedDeath,
+    /// The old ranks of a growth do not ask each other what came of it.
+    UnagreedGrowth,
 }
 
 impl Bug {
     /// All bugs with their names.
-    pub const ALL: [(Bug, &str); 11] = [
+    pub const ALL: [(Bug, &str); 12] = [
         (Bug::LostCredit, "lost-credit"),
         (Bug::DoubleCompletion, "double-completion"),
         (Bug::EpochOffByOne, "epoch-off-by-one"),
@@ -43,6 +45,7 @@ impl Bug {
         (Bug::LonelyShrink, "lonely-shrink"),
         (Bug::LostSignal, "lost-signal"),
         (Bug::DisbelievedDeath, "disbelieved-death"),
+        (Bug::UnagreedGrowth, "unagreed-growth"),
     ];
 }
 

@@ -4,10 +4,12 @@
 use hawser_net_sim::Conditions;
 use hawser_types::{Collective, DataType, ReduceOp};
 
-use crate::world::{Act, Death, Drawn, How, Leave, Manner, Message, OnError, Step, Then, World};
+use crate::world::{
+    Act, Death, Drawn, From, How, Leave, Manner, Message, OnError, Pause, Step, Then, Victims, World,
+};
 
 /// The names of the cases, and what was wrong.
-pub const CASES: [(&str, &str); 8] = [
+pub const CASES: [(&str, &str); 10] = [
     ("sent-to-one-who-left", "a destroy waited for data to be taken by a rank that had aborted"),
     ("split-beside-a-broken-net", "a split waited for ranks that had learned of this rank's failure"),
     ("rules-beside-a-destroy", "a change of rules waited for a rank that was about to leave"),
@@ -23,6 +25,14 @@ pub const CASES: [(&str, &str); 8] = [
     (
         "abort-amid-a-change-of-rules",
         "a split waited for a rank whose communicator had failed, and that told nobody",
+    ),
+    (
+        "growth-of-one-who-comes-late",
+        "a rank that was stopped in a growth blamed those that had given it up, not the new rank that died",
+    ),
+    (
+        "revoked-after-a-death",
+        "a rank that revoked a communicator since another one had died was blamed for what others waited for",
     ),
     (
         "death-on-the-way-over",
@@ -63,9 +73,26 @@ pub fn world(name: &str) -> Option<World> {
         "death-on-the-way-over" => {
             let stop = Step::Stop(0, 1_663, 235, Drawn { collective: Collective::Scatter, ..broadcast(0) });
             let first = Act { then: Then::Regroup, ..act(vec![stop, Step::Nap(1, 2_388)], None) };
-            let victims = vec!["c".to_owned()];
-            let death = Some(Death { act: 0, after: 45_276, victims, manner: Manner::Process });
+            let victims = Victims::Hosts(vec!["c".to_owned()]);
+            let (from, manner) = (From::Begin, Manner::Process);
+            let death = Some(Death { act: 0, from, after: 45_276, victims, manner });
             World { death, ..of("ac", Conditions::default(), vec![first, act(Vec::new(), None)]) }
+        }
+        "revoked-after-a-death" => {
+            let split = Step::Split(vec![0, -1, 0], vec![Drawn { count: 9_000, ..broadcast(1) }; 40]);
+            let steps = vec![Step::Collective(broadcast(0)), split, Step::Nap(1, 500_000)];
+            let first = act([steps, vec![Step::Collective(broadcast(2))]].concat(), None);
+            let (from, victims) = (From::Begin, Victims::Rank(2));
+            let death = Some(Death { act: 0, from, after: 250, victims, manner: Manner::Process });
+            World { is_apart: true, death, ..of("aaa", Conditions::default(), vec![first]) }
+        }
+        "growth-of-one-who-comes-late" => {
+            let first = Act { then: Then::Grow, ..act(vec![Step::Collective(broadcast(0))], None) };
+            let (from, victims) = (From::GoingOver, Victims::Joiner);
+            let death = Some(Death { act: 0, from, after: 40_000, victims, manner: Manner::Process });
+            let pause = Some(Pause { act: 0, who: 2, after: 22, time: 800 });
+            let acts = vec![first, act(Vec::new(), None)];
+            World { is_apart: true, death, pause, ..of("aaaa", Conditions::default(), acts) }
         }
         _ => return abort(name),
     })
@@ -118,7 +145,9 @@ fn of(hosts: &str, conditions: Conditions, acts: Vec<Act>) -> World {
         max_ctas: None,
         on_error: OnError::Revoke,
         acts,
+        is_apart: false,
         death: None,
+        pause: None,
         parts: 0,
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use hawser_net_sim as net;
 
 use crate::turns;
-use crate::world::{Death, Manner, World};
+use crate::world::{Death, From, Manner, World};
 
 /// The silence after which a host counts as gone: `HAWSER_HEARTBEAT` of all worlds.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -123,12 +123,14 @@ impl Fates {
         });
     }
 
-    /// Brings a death when its moment comes. Returns the ranks that died of it, if it came to that.
-    pub fn bring(&self, world: &World, death: &Death) -> Option<Vec<usize>> {
-        drop(self.wait_while(|inner| !inner.is_over && !inner.begun.contains(&death.act)));
+    /// Brings a death to some ranks when its moment comes. Returns whether it came to that.
+    pub fn bring(&self, world: &World, death: &Death, victims: &[usize]) -> bool {
+        let has_come = |inner: &Inner| match death.from {
+            From::Begin => inner.begun.contains(&death.act),
+            From::GoingOver => inner.decided.contains_key(&death.act),
+        };
+        drop(self.wait_while(|inner| !inner.is_over && !has_come(inner)));
         self.rest(Duration::from_micros(death.after));
-        let victims: Vec<usize> =
-            (0..world.most_ranks()).filter(|rank| death.victims.contains(&world.host(*rank))).collect();
         let groups = self.change(|inner| {
             // Without turns threads have no groups, and cannot be stopped.
             let has_groups =
@@ -159,13 +161,15 @@ impl Fates {
             }
             inner.dead.extend(victims.iter().copied().filter(|rank| !inner.finished.contains(rank)));
             Some(groups)
-        })?;
-        if death.manner == Manner::Host {
+        });
+        if death.manner == Manner::Host
+            && let Some(groups) = &groups
+        {
             // The kernels of the others ask it for a sign of life, and close what it had with them.
             self.rest(HEARTBEAT);
-            turns::cut_sockets(&groups);
+            turns::cut_sockets(groups);
         }
-        Some(victims)
+        groups.is_some()
     }
 
     /// Waits for a time, or until the world is over.

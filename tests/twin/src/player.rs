@@ -8,7 +8,8 @@ use hawser_runtime::{Comm, Config, Error, ErrorKind, Result, Shrink, unique_id};
 use crate::fates::Known;
 use crate::run::{Cast, Scene, Stage};
 use crate::step::{WRONG, carry_out};
-use crate::world::{Act, How, Leave, OnError, Then};
+use crate::turns;
+use crate::world::{Act, How, Leave, OnError, Pause, Step, Then};
 
 /// Nothing that a rank does may take so long: it would be a deadline that ended it.
 const LONG: Duration = Duration::from_secs(12);
@@ -58,7 +59,7 @@ impl Player<'_> {
     /// Writes down whether this rank is in the communicator of an act.
     fn arrive(&self, act: usize, is_in: bool) {
         if !self.is_dead() {
-            self.stage.notes().arrived.entry(act).or_default().push(is_in);
+            self.stage.notes().arrived.entry(act).or_default().insert(self.rank, is_in);
         }
     }
 
@@ -66,6 +67,7 @@ impl Player<'_> {
         let world = &self.stage.world;
         Config {
             host: Some(world.host(self.rank)),
+            process: world.is_apart.then_some(self.rank as u64),
             net: Some("Sim".to_owned()),
             sm_free: world.sm_free,
             max_ctas: world.max_ctas,
@@ -156,6 +158,7 @@ impl Player<'_> {
         self.meet(scene, 1);
         let next = way.filter(|_| is_next).and_then(|way| {
             self.doing(scene, &format!("goes over by {way:?}"));
+            self.pause(scene);
             let made = self.next_comm(scene, way, &cast, old.as_ref());
             let made = made.and_then(|comm| match comm.ranks() as usize == cast.next.len() {
                 true => Ok(comm),
@@ -170,11 +173,40 @@ impl Player<'_> {
             made
         });
         if let Some(old) = old {
+            if way == Some(Then::Grow) && next.is_none() {
+                self.go_on_with(&old, scene, &cast);
+            }
             self.end(scene, &old);
         }
         self.meet(scene, 2);
-        self.check_agreement(scene, &cast);
+        self.check_agreement(scene, way, &cast);
         next
+    }
+
+    /// Stops this rank for a while at some moment of its way to the next communicator, if it is the one.
+    fn pause(&self, scene: &Scene) {
+        let pause = self.stage.world.pause.filter(|pause| pause.act == scene.number);
+        if let Some(Pause { who, after, time, .. }) = pause
+            && scene.members[who % scene.members.len()] == self.rank
+        {
+            turns::freeze(Duration::from_micros(after), Duration::from_millis(time));
+        }
+    }
+
+    /// The old ranks of a growth that failed since a new one has died go on with what they have.
+    fn go_on_with(&self, old: &Comm, scene: &Scene, cast: &Cast) {
+        let known = self.stage.fates.known();
+        let some_died = known.dead.iter().any(|rank| cast.next.contains(rank));
+        let is_old = |rank: &usize| cast.members.contains(rank);
+        if !some_died || known.dead.iter().any(is_old) || known.is_cut || self.is_dead() {
+            return;
+        }
+        self.doing(scene, "goes on with the old communicator");
+        if let Err(error) = carry_out(old, GOING_OVER, &Step::Vectors) {
+            let text =
+                format!("rank {}, act {}, after a growth that failed: {error}", self.rank, scene.number);
+            self.stage.find(text);
+        }
     }
 
     /// True if ranks of the next communicator have died since its members were decided.
@@ -190,7 +222,8 @@ impl Player<'_> {
             return None;
         }
         // Who did not get a communicator cannot go on from it, so nobody does.
-        let all_are_in = !notes.arrived.get(&scene.number).is_some_and(|all| all.contains(&false));
+        let all_are_in =
+            !notes.arrived.get(&scene.number).is_some_and(|all| all.values().any(|is_in| !is_in));
         let someone_died = cast.members.iter().any(|rank| cast.known.dead.contains(rank));
         let is_whole = scene.leaver.is_none() && !notes.failed.contains(&scene.number) && !someone_died;
         Some(match act.then {
@@ -232,17 +265,26 @@ impl Player<'_> {
     }
 
     /// Survivors agree: all are in the next communicator, or nobody is, unless the network may fail.
-    /// A rank that dies on the way over may have been there for some of them.
-    fn check_agreement(&self, scene: &Scene, cast: &Cast) {
-        let is_known = self.stage.fates.known() == cast.known && !cast.known.is_cut;
-        let is_first = cast.next.first() == Some(&self.rank);
-        if !is_first || !is_known || self.stage.world.conditions.may_fail() {
+    /// A rank that dies on the way over may have been there for some of them. The old ranks of a growth agree
+    /// whatever becomes of the network and of the new one.
+    fn check_agreement(&self, scene: &Scene, way: Option<Then>, cast: &Cast) {
+        let known = self.stage.fates.known();
+        let have_died = |ranks: &[usize]| ranks.iter().any(|rank| known.dead.contains(rank));
+        let is_known = known == cast.known && !known.is_cut && !self.stage.world.conditions.may_fail();
+        let who = match way {
+            _ if is_known => &cast.next,
+            Some(Then::Grow) if !have_died(&cast.members) => &cast.members,
+            _ => return,
+        };
+        if who.first() != Some(&self.rank) {
             return;
         }
         let arrived = self.stage.notes().arrived.get(&(scene.number + 1)).cloned().unwrap_or_default();
-        if arrived.contains(&true) && arrived.contains(&false) {
-            self.stage
-                .find(format!("act {}: some went over to the next communicator, some did not", scene.number));
+        let (over, left): (Vec<usize>, Vec<usize>) =
+            who.iter().filter(|rank| arrived.contains_key(rank)).partition(|rank| arrived[rank]);
+        if !over.is_empty() && !left.is_empty() {
+            let text = format!("ranks {over:?} went over to the next communicator, ranks {left:?} did not");
+            self.stage.find(format!("act {}: {text}", scene.number));
         }
     }
 
@@ -309,7 +351,9 @@ impl Player<'_> {
                     .find(format!("rank {}, act {}, {text}: nothing was to fail", self.rank, scene.number));
             }
             if number < GOING_OVER && !what.starts_with("Split") {
-                self.check_blame(scene, &text, error);
+                self.check_blame(scene, &self.stage.members(scene), &text, error);
+            } else if what == "Grow" && scene.members.contains(&self.rank) {
+                self.check_blame(scene, &scene.next, &text, error);
             }
         }
         let now = Instant::now();
@@ -325,16 +369,17 @@ impl Player<'_> {
         result.ok()
     }
 
-    /// Where ranks have died and nothing else is wrong, an error names one of them.
-    fn check_blame(&self, scene: &Scene, text: &str, error: &Error) {
+    /// Where ranks of a communicator have died and nothing else is wrong, an error names one of them.
+    fn check_blame(&self, scene: &Scene, members: &[usize], text: &str, error: &Error) {
         let known = self.stage.fates.known();
         if scene.leaver.is_some() || known.is_cut || self.stage.world.conditions.may_fail() {
             return;
         }
-        let members = self.stage.members(scene);
+        let is_told = error.text.contains("growth has failed on rank");
         let blamed = error.peer.map(|place| members.get(place as usize));
-        let is_named = (0..).zip(&members).any(|(place, rank)| {
-            let is_in_text = error.peer.is_none() && names(&error.text, place);
+        let is_named = (0..).zip(members).any(|(place, rank)| {
+            // Ranks that did not notice it themselves blame the one that told them, too.
+            let is_in_text = (error.peer.is_none() || is_told) && names(&error.text, place);
             known.dead.contains(rank) && (error.peer == Some(place) || is_in_text)
         });
         if !is_named {

@@ -12,7 +12,7 @@ use crate::fates::{Fates, Known};
 use crate::holdings::Holdings;
 use crate::player::Player;
 use crate::turns;
-use crate::world::{Death, Then, World};
+use crate::world::{Death, Then, Victims, World};
 
 /// The time after which a world hangs. Operations have deadlines that are far shorter.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -108,8 +108,8 @@ pub(crate) struct Notes {
     pub begin: Option<Instant>,
     /// Acts in which a rank failed.
     pub failed: BTreeSet<usize>,
-    /// For each member of an act, whether it got the communicator.
-    pub arrived: BTreeMap<usize, Vec<bool>>,
+    /// By act and member, whether it got the communicator.
+    pub arrived: BTreeMap<usize, BTreeMap<usize, bool>>,
     /// Records of changes of rules, by act.
     pub switches: BTreeMap<usize, Vec<Vec<Switch>>>,
 }
@@ -208,7 +208,7 @@ impl Stage {
                 drop(spawned.spawn_scoped(scope, run));
             }
             if let Some(death) = &self.world.death {
-                scope.spawn(|| self.bring(death));
+                scope.spawn(|| self.bring(death, &scenes));
             }
             self.fates.wait_for_survivors(&self.world);
         });
@@ -220,8 +220,18 @@ impl Stage {
     }
 
     /// Brings a death when its moment comes, and writes it down.
-    fn bring(&self, death: &Death) {
-        if let Some(victims) = self.fates.bring(&self.world, death) {
+    fn bring(&self, death: &Death, scenes: &[Scene]) {
+        let is_joiner = |rank: &usize| {
+            let scene = scenes.get(death.act);
+            scene.is_some_and(|scene| scene.next.contains(rank) && !scene.members.contains(rank))
+        };
+        let is_victim = |rank: &usize| match &death.victims {
+            Victims::Hosts(hosts) => hosts.contains(&self.world.host(*rank)),
+            Victims::Rank(one) => rank == one,
+            Victims::Joiner => is_joiner(rank),
+        };
+        let victims: Vec<usize> = (0..self.world.most_ranks()).filter(is_victim).collect();
+        if !victims.is_empty() && self.fates.bring(&self.world, death, &victims) {
             let text = format!("{:?} ends: ranks {victims:?}", death.manner);
             self.notes().trace.insert((death.act, victims[0], LAST_WORDS), text);
         }

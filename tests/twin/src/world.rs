@@ -29,8 +29,12 @@ pub struct World {
     pub on_error: OnError,
     /// The acts.
     pub acts: Vec<Act>,
+    /// Each rank is a process of its own. Otherwise those of a host are one.
+    pub is_apart: bool,
     /// The end of a process, a host or a switch.
     pub death: Option<Death>,
+    /// A rank that is stopped between two acts.
+    pub pause: Option<Pause>,
     /// The number of parts that were drawn.
     pub parts: usize,
 }
@@ -54,23 +58,59 @@ pub struct Act {
     pub then: Then,
 }
 
-/// The end of all that some hosts have, in the middle of whatever they do.
+/// The end of some ranks, or of what joins some hosts to others, in the middle of whatever they do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Death {
     /// The act in which it happens.
     pub act: usize,
-    /// Microseconds after the first rank has come to that act.
+    /// The moment from which the time is counted.
+    pub from: From,
+    /// Microseconds after that moment.
     pub after: u64,
-    /// The hosts. The ranks of a host are one process.
-    pub victims: Vec<String>,
+    /// Those that it is about.
+    pub victims: Victims,
     /// The thing that ends.
     pub manner: Manner,
+}
+
+/// The moments of an act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum From {
+    /// The first rank has come to it.
+    Begin,
+    /// A rank goes over to the next communicator.
+    GoingOver,
+}
+
+/// The ranks that a death is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Victims {
+    /// All of these hosts.
+    Hosts(Vec<String>),
+    /// One, which is a process of its own.
+    Rank(usize),
+    /// The one that joins after the act. It is a process of its own.
+    Joiner,
+}
+
+/// A rank is stopped while it goes over from an act to the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pause {
+    /// The act.
+    pub act: usize,
+    /// The place of the rank among the members, modulo their number.
+    pub who: usize,
+    /// Microseconds from the beginning of its way.
+    pub after: u64,
+    /// Milliseconds for which it is stopped.
+    pub time: u64,
 }
 
 /// The things that end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
-    /// The processes, as by `kill -9`: the kernel closes their connections.
+    /// The processes, as by `kill -9`: the kernel closes their connections. The ranks of a host are one process,
+    /// unless each is [one of its own](World::is_apart).
     Process,
     /// The hosts: nothing goes there any more, and nobody is told.
     Host,
@@ -187,9 +227,14 @@ impl World {
         let max_ctas = draws.percent(30).then(|| 1 + draws.below(4) as u32);
         let on_error = if draws.percent(50) { OnError::Nothing } else { OnError::Revoke };
         let acts: Vec<Act> = (0..1 + draws.below(3)).map(|_| draw_act(&mut draws, &mut parts)).collect();
-        let death = draw_death(seed, &hosts, acts.len()).filter(|_| !conditions.may_fail());
-        let death = parts.keep(death).flatten();
-        Self { seed, hosts, conditions, sm_free, max_ctas, on_error, acts, death, parts: parts.next }
+        let death = draw_death(seed, &hosts, acts.len());
+        let (of_one, pause) =
+            if death.is_none() { draw_death_of_one(seed, &hosts, &acts) } else { (None, None) };
+        let is_apart = of_one.is_some();
+        let death = death.or(of_one).filter(|_| !conditions.may_fail());
+        let (death, pause) = (parts.keep(death).flatten(), parts.keep(pause).flatten());
+        let parts = parts.next;
+        Self { seed, hosts, conditions, sm_free, max_ctas, on_error, acts, is_apart, death, pause, parts }
     }
 
     /// The number of ranks that begin.
@@ -263,7 +308,35 @@ fn draw_death(seed: u64, hosts: &str, acts: usize) -> Option<Death> {
     let most = if draws.percent(25) { names.len() as u64 - 1 } else { 1 };
     let victims = 1 + draws.below(most) as usize;
     let draw = |_| names.swap_remove(draws.below(names.len() as u64) as usize).to_string();
-    Some(Death { act, after, victims: (0..victims).map(draw).collect(), manner })
+    let victims = Victims::Hosts((0..victims).map(draw).collect());
+    Some(Death { act, from: From::Begin, after, victims, manner })
+}
+
+/// Some worlds without another death have that of one rank, whose host goes on, more of those in which
+/// communicators grow; and in half of them a rank is stopped on the way to another communicator. New ranks are
+/// the favourites, since only they die while the others agree on what came of it.
+fn draw_death_of_one(seed: u64, hosts: &str, acts: &[Act]) -> (Option<Death>, Option<Pause>) {
+    let mut draws = Draws::new(seed, 3);
+    let grows = acts.iter().position(|act| act.then == Then::Grow).filter(|at| at + 1 < acts.len());
+    if !draws.percent(if grows.is_some() { 40 } else { 15 }) {
+        return (None, None);
+    }
+    let act = draws.below(acts.len() as u64) as usize;
+    let rank = draws.below(hosts.len() as u64) as usize;
+    let grows = grows.filter(|_| draws.percent(75));
+    let (act, from) = match grows {
+        Some(act) => (act, From::GoingOver),
+        None => (act, if draws.percent(30) { From::GoingOver } else { From::Begin }),
+    };
+    let is_joiner = draws.percent(70) && grows.is_some();
+    let victims = if is_joiner { Victims::Joiner } else { Victims::Rank(rank) };
+    // A growth takes a tenth of a millisecond, or some.
+    let longest = [100, 2_000, 50_000, 400_000][draws.below(if grows.is_some() { 3 } else { 4 }) as usize];
+    let death = Death { act, from, after: draws.below(longest), victims, manner: Manner::Process };
+    let longest = [100, 300, 2_000][draws.below(3) as usize];
+    let (after, time) = (draws.below(longest), 1 + draws.below(900));
+    let pause = Pause { act, who: draws.below(8) as usize, after, time };
+    (Some(death), draws.percent(50).then_some(pause))
 }
 
 fn draw_act(draws: &mut Draws, parts: &mut Parts) -> Act {
@@ -361,7 +434,7 @@ mod tests {
             let all: BTreeSet<Part> = (0..world.parts).collect();
             let bare = World::draw(seed, &all);
             assert!(bare.acts.iter().all(|act| act.steps.is_empty() && act.leave.is_none()));
-            assert!(!bare.conditions.may_fail() && bare.death.is_none());
+            assert!(!bare.conditions.may_fail() && bare.death.is_none() && bare.pause.is_none());
         }
     }
 

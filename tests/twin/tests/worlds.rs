@@ -64,6 +64,20 @@ fn processes_hosts_and_switches_die_and_survivors_are_told() {
     }
 }
 
+/// Each rank is a process of its own: one of a host of five dies, and one that joins eight others.
+#[test]
+fn one_rank_of_a_host_dies_and_the_others_go_on() {
+    let worlds = [
+        ("108", ["hosts: \"aaaaa\"", "Process ends: ranks [1]", ": Remote: ", " has died "]),
+        ("149", ["victims: Joiner", "Process ends: ranks [8]", "Grow: Remote: ", " has died "]),
+    ];
+    for (seed, texts) in worlds {
+        let trace = simulate(&["--seed", seed, "--trace"]);
+        assert!(trace.contains("is_apart: true"), "seed {seed}: {trace}");
+        texts.iter().for_each(|text| assert!(trace.contains(text), "seed {seed}: no {text}: {trace}"));
+    }
+}
+
 /// Threads that the kernel schedules, and waits that take their time.
 #[test]
 fn worlds_in_real_time() {

@@ -145,6 +145,19 @@ impl Roster {
         !self.is_quiet() && self.lock().get(&rank).is_some_and(has_died)
     }
 
+    /// The rank whose death this one learned of first.
+    pub fn first_dead(&self) -> Option<u32> {
+        if self.is_quiet() {
+            return None;
+        }
+        let fates = self.lock();
+        let died = fates.iter().filter_map(|(rank, fate)| match &fate.gone {
+            Some((End::Died(_), at)) => Some((*at, *rank)),
+            _ => None,
+        });
+        died.min().map(|(_, rank)| rank)
+    }
+
     /// The end of a rank that has left or died, as an error; none while it is there, whatever has failed on
     /// it.
     pub fn absence(&self, rank: u32) -> Option<Error> {
@@ -338,7 +351,7 @@ mod tests {
     #[test]
     fn who_blames_another_is_not_to_blame() {
         let roster = roster(0);
-        assert_eq!(roster.verdict(), None);
+        assert_eq!((roster.verdict(), roster.first_dead()), (None, None));
         assert!(roster.note(1, &died(), LONG) && !roster.note(1, &died(), LONG));
         assert_eq!(roster.verdict().unwrap().peer, Some(1));
         assert!(roster.note(1, &failed(Some(2)), LONG));
@@ -400,7 +413,7 @@ mod tests {
         let roster = roster(0);
         roster.note(3, &died(), LONG);
         roster.note(1, &died(), LONG - TOGETHER * 2);
-        assert_eq!(roster.verdict().unwrap().peer, Some(3));
+        assert_eq!((roster.verdict().unwrap().peer, roster.first_dead()), (Some(3), Some(3)));
         assert!(!roster.verdict().unwrap().text.contains("rank 1"));
     }
 

@@ -79,24 +79,50 @@ impl Bootstrap {
             let bytes = bytes.filter(|bytes| !bytes.is_empty())?;
             Some((rank, decode_failure(&bytes)))
         });
-        Ok(self.reason(failures.collect(), failure))
-    }
-
-    /// The failure that tells most: one that blames a rank before one that blames time or an abort, and
-    /// that of this rank before those of others.
-    fn reason(&self, failures: Vec<(u32, Error)>, own: Option<&Error>) -> Option<Error> {
-        let is_better = |error: &Error| error.kind == ErrorKind::Remote;
-        if let Some(own) = own.filter(|own| is_better(own) || !failures.iter().any(|(_, e)| is_better(e))) {
-            return Some(own.clone());
-        }
-        let best = failures.iter().find(|(_, error)| is_better(error)).or(failures.first());
-        best.map(|(rank, error)| {
-            let text = format!("rank {}: growth has failed on rank {rank}", self.rank);
-            error.clone().context(text).with_peer(*rank)
-        })
+        Ok(reason(self.rank, &failures.collect::<Vec<_>>(), failure))
     }
 
     fn secret_of_growth(&self, nonce: &[u8; 16]) -> super::auth::Secret {
         sha256::mac(&self.secret, &[&b"hawser grow"[..], nonce].concat())
+    }
+}
+
+/// The failure that tells a rank most: one that blames a rank before one that blames time or an abort, and
+/// its own before those of others, unless the rank that it blames has failed too: who gave up is out of reach.
+fn reason(rank: u32, failures: &[(u32, Error)], own: Option<&Error>) -> Option<Error> {
+    let is_better = |error: &Error| error.kind == ErrorKind::Remote;
+    let blamed = own.and_then(|own| own.peer).filter(|peer| *peer != rank);
+    let cause = failures.iter().find(|(other, error)| Some(*other) == blamed && is_better(error));
+    let is_best = |own: &&Error| is_better(own) || !failures.iter().any(|(_, error)| is_better(error));
+    if let Some(own) = own.filter(is_best).filter(|_| cause.is_none()) {
+        return Some(own.clone());
+    }
+    let best = cause.or_else(|| failures.iter().find(|(_, error)| is_better(error))).or(failures.first());
+    best.map(|(other, error)| {
+        let text = format!("rank {rank}: growth has failed on rank {other}");
+        error.clone().context(text).with_peer(*other)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_failure_that_tells_most_is_the_reason() {
+        let told = |failures: &[(u32, Error)], own: Option<Error>| {
+            reason(2, failures, own.as_ref()).map(|error| error.text.clone())
+        };
+        let (late, dead) =
+            (Error::new(ErrorKind::Timeout, "no end"), Error::remote("rank 4 has died").with_peer(4));
+        let context = "rank 2: growth has failed on rank 0: ";
+        let of_others = Some(format!("{context}rank 4 has died"));
+        assert_eq!(told(&[], None), None);
+        assert_eq!(told(&[(0, dead.clone())], None), of_others);
+        assert_eq!(told(&[(0, dead.clone()), (2, late.clone())], Some(late.clone())), of_others);
+        assert_eq!(told(&[(0, late), (2, dead.clone())], Some(dead.clone())), Some("rank 4 has died".into()));
+        // It came so late that the others had given up.
+        let refused = Error::remote("rank 0 cannot be reached").with_peer(0);
+        assert_eq!(told(&[(0, dead), (2, refused.clone())], Some(refused)), of_others);
     }
 }

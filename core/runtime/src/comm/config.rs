@@ -33,8 +33,21 @@ pub struct Config {
     /// Name of the host that this rank counts as, instead of `NCCL_HOSTID` and the real one: lets the ranks
     /// of one process be several hosts.
     pub host: Option<String>,
+    /// Number of the process that this rank counts as: ranks of one process with different numbers share
+    /// nothing but what processes can share, so that one of them can end without the others.
+    pub process: Option<u64>,
     /// Signals and contexts of one-sided transfers, alike on all ranks.
     pub rma: Limits,
+}
+
+impl Config {
+    /// The options of a communicator that the rank with these options makes of another one: it stays in the
+    /// place where it is.
+    pub(super) fn placed_as(mut self, parent: &Self) -> Self {
+        self.host = self.host.or_else(|| parent.host.clone());
+        self.process = self.process.or(parent.process);
+        self
+    }
 }
 
 impl Default for Config {
@@ -51,6 +64,7 @@ impl Default for Config {
             net: None,
             traffic_class: None,
             host: None,
+            process: None,
             rma: Limits { signals: 1, contexts: 1 },
         }
     }

@@ -51,7 +51,9 @@ impl Comm {
         let state = self.state_even_failed()?;
         let error = self.name_error(revoked());
         self.0.is_revoked.store(true, Ordering::Release);
-        state.bootstrap.report(&error);
+        // Who revokes it since a rank has died is not to blame: that rank is.
+        let dead = state.bootstrap.roster().first_dead();
+        state.bootstrap.report(&dead.map_or_else(|| error.clone(), |dead| error.clone().with_peer(dead)));
         self.end_operations(&state, error);
         Ok(())
     }
@@ -130,7 +132,7 @@ impl Comm {
     ) -> Result<Self> {
         let mut config = config.unwrap_or_else(|| Config { name: None, ..self.0.config.clone() });
         config.name.get_or_insert_with(|| format!("{}/{what}", state.name));
-        config.host = config.host.or_else(|| self.0.config.host.clone());
+        let config = config.placed_as(&self.0.config);
         // Waits of the job do not end by what has happened to this communicator.
         let is_over = self.0.abort.is_raised() || !state.bootstrap.roster().is_quiet();
         let abort = if is_over { AbortFlag::new() } else { self.0.abort.child() };
@@ -309,6 +311,9 @@ impl Growth {
     /// # Errors
     /// The growth has failed on this rank or on another one.
     pub(super) fn agree(&self, own: Option<Error>) -> Result<()> {
+        if is_planted(Bug::UnagreedGrowth) {
+            return own.map_or(Ok(()), Err);
+        }
         let wait = Wait::new(self.abort.clone(), Some(env::settings().join_timeout()));
         let own = own.map(|error| self.parent.name_the_guilty(error));
         let agreed = self.parent.agree_on_growth(own.as_ref(), &wait);

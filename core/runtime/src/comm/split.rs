@@ -40,7 +40,7 @@ impl Comm {
         self.refuse_if_busy("split")?;
         let mut config = config.unwrap_or_else(|| Config { name: None, ..self.0.config.clone() });
         config.name.get_or_insert_with(|| format!("{}/{color}", state.name));
-        config.host = config.host.or_else(|| self.0.config.host.clone());
+        let config = config.placed_as(&self.0.config);
         let blocking = self.is_blocking();
         let child = (color >= 0).then(|| Self::new(None, self.0.ordinal, config, self.0.abort.child()));
         let split = Split { state, abort: self.0.abort.clone(), color, key };

@@ -5,6 +5,7 @@
 //! hawser-sim --seed S [--without 3,7] [--trace]                            one world
 //! hawser-sim --seed S --worlds N --plant NAME --first                       until a planted bug is found
 //! hawser-sim --case NAME [--trace]                                         one in which a bug was found
+//! hawser-sim --world W --seed S [--worlds N]                               the world of W by other turns
 //! ```
 //!
 //! With `--real-time`, threads run as the kernel lets them and waits take their time.
@@ -75,6 +76,7 @@ struct Wanted {
     stride: u64,
     without: BTreeSet<Part>,
     case: Option<String>,
+    world: Option<u64>,
     plant: Option<String>,
     first: bool,
     trace: bool,
@@ -96,10 +98,9 @@ fn main() -> ExitCode {
         (true, _) => batch(&wanted),
         (false, true) => {
             let mut arguments = arguments(wanted.seed, &wanted.without);
-            arguments.extend(wanted.case.iter().flat_map(|name| ["--case".to_owned(), name.clone()]));
             arguments.extend(wanted.passed_on());
             arguments.extend(wanted.trace.then(|| "--trace".to_owned()));
-            let status = child(wanted.case.as_ref().map_or(wanted.seed, |_| 0), &arguments).status();
+            let status = child(wanted.world_of(wanted.seed), &arguments).status();
             let failed = !status.is_ok_and(|status| status.success());
             if failed && wanted.shrink {
                 show_smaller(wanted.seed, &wanted.without);
@@ -119,6 +120,7 @@ fn wanted() -> Result<Wanted, String> {
         stride: 1,
         without: BTreeSet::new(),
         case: None,
+        world: None,
         plant: None,
         first: false,
         trace: false,
@@ -142,6 +144,7 @@ fn wanted() -> Result<Wanted, String> {
                 let parts: Result<_, _> = text.split(',').map(str::parse).collect();
                 wanted.without = parts.map_err(|_| format!("--without {text}: not numbers"))?;
             }
+            "--world" => wanted.world = Some(number()?),
             "--case" => wanted.case = Some(arguments.next().ok_or("--case needs a name")?),
             "--plant" => wanted.plant = Some(arguments.next().ok_or("--plant needs a name")?),
             "--first" => wanted.first = true,
@@ -163,12 +166,19 @@ fn plant(_name: &str) -> bool {
 }
 
 impl Wanted {
+    /// The seed of the world that runs by the turns of a seed; 0 for a case.
+    fn world_of(&self, seed: u64) -> u64 {
+        self.case.as_ref().map_or(self.world.unwrap_or(seed), |_| 0)
+    }
+
     /// The arguments that children get as they are.
     fn passed_on(&self) -> impl Iterator<Item = String> {
         let plant = self.plant.iter().flat_map(|name| ["--plant".to_owned(), name.clone()]);
+        let case = self.case.iter().flat_map(|name| ["--case".to_owned(), name.clone()]);
+        let world = self.world.iter().flat_map(|world| ["--world".to_owned(), world.to_string()]);
         let flags = [(self.first, "--first"), (self.real_time, "--real-time")];
         let flags = flags.into_iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag.to_owned());
-        plant.chain(flags).collect::<Vec<_>>().into_iter()
+        plant.chain(case).chain(world).chain(flags).collect::<Vec<_>>().into_iter()
     }
 }
 
@@ -207,7 +217,7 @@ fn batch(wanted: &Wanted) -> ExitCode {
         let seed = wanted.seed.wrapping_add(number.wrapping_mul(wanted.stride));
         println!("world {seed}");
         let world = match &wanted.case {
-            None => World::draw(seed, &wanted.without),
+            None => World::draw(wanted.world_of(seed), &wanted.without),
             Some(name) => match cases::world(name) {
                 Some(world) => world,
                 None => {
@@ -294,7 +304,7 @@ fn next_batch(wanted: &Wanted, number: u64) -> Option<(u64, u64)> {
 fn run_batch(wanted: &Wanted, (job, seed, worlds): (u64, u64, u64), tally: &Tally) {
     let [stride, first, count] = [STRIDE, seed, worlds].map(|number| number.to_string());
     let arguments = ["--stride".to_owned(), stride, "--seed".to_owned(), first, "--worlds".to_owned(), count];
-    let mut command = child(seed, &arguments);
+    let mut command = child(wanted.world_of(seed), &arguments);
     command.args(wanted.passed_on()).env(JOB, job.to_string());
     let output = command.stderr(Stdio::null()).output().expect("this program starts again");
     let add = |to: &AtomicU64, by: u64| to.fetch_add(by, Ordering::Relaxed);

@@ -11,8 +11,10 @@
 //! |---|---|
 //! | `schedule` | the clock, the threads' states, and who is next |
 //! | `replaced` | the functions of the C library |
+//! | `backlog` | what the kernel has on its way between sockets |
 //! | `sockets` | whose sockets are whose |
 
+mod backlog;
 mod replaced;
 mod schedule;
 mod sockets;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use libc::{nfds_t, pollfd, pthread_attr_t, pthread_t, sigset_t, sockaddr, socklen_t, ssize_t, timespec};
 
+use super::backlog;
 use super::schedule::{Reason, Schedule, State, Thread};
 use super::sockets::{accept4, socket};
 
@@ -218,12 +219,14 @@ fn futex(word: &AtomicU32, operation: c_int, value: u32) {
     unsafe { (real().syscall)(libc::SYS_futex, std::ptr::from_ref(word), operation, value, none) };
 }
 
-/// The kernel hands what one socket sends to the other in a thread of its own where it has much to do: this
-/// thread leaves the processor to it for a moment, in real time.
+/// Waits, in real time, until what was sent between sockets has come.
 fn settle() {
-    let moment = timespec { tv_sec: 0, tv_nsec: 100_000 };
-    // SAFETY: the time is this thread's own, and nobody wants to know what is left of it.
-    unsafe { (real().nanosleep)(&raw const moment, std::ptr::null_mut()) };
+    let pause = || {
+        let moment = timespec { tv_sec: 0, tv_nsec: 100_000 };
+        // SAFETY: the time is this thread's own, and nobody wants to know what is left of it.
+        unsafe { (real().nanosleep)(&raw const moment, std::ptr::null_mut()) };
+    };
+    backlog::wait(pause);
 }
 
 impl Turns {

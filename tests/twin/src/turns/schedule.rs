@@ -12,6 +12,9 @@ pub type Thread = usize;
 /// A moment, as the time since the clock began.
 pub type Moment = Duration;
 
+/// The time at which the clock begins.
+const BEGIN: Moment = Duration::from_secs(1_000);
+
 /// A thread that goes on after it has given way goes on so much later at most.
 const STEP_US: u64 = 20;
 
@@ -33,8 +36,8 @@ const LATE: Duration = Duration::from_millis(5);
 /// A thread that is stopped and does not come to wait for anything goes on for so many turns.
 const MOST_INTERRUPTIONS: u32 = 200;
 
-/// Before the clock goes on by so much at once, the kernel is given time to bring what is on its way between
-/// sockets: on a busy machine it may come later than all threads have looked.
+/// Before the clock goes on by so much without anybody's doing, at once or in small steps, the kernel is given
+/// time to bring what is on its way between sockets: on a busy machine it may come later than all have looked.
 const FAR: Duration = Duration::from_millis(300);
 
 /// The state of a thread.
@@ -93,6 +96,8 @@ pub struct Schedule {
     looks: u32,
     quiet: u32,
     ask_at: u64,
+    /// The time at which all that the kernel had on its way had come.
+    settled: Moment,
     /// Waits until what the kernel has on its way has come.
     settle: fn(),
 }
@@ -111,7 +116,7 @@ impl Schedule {
     pub fn new(seed: u64, settle: fn()) -> Self {
         let mut schedule = Self {
             draws: Draws::new(seed, 1),
-            clock: Duration::from_secs(1_000),
+            clock: BEGIN,
             threads: Vec::new(),
             living: Vec::new(),
             ready: Vec::new(),
@@ -121,6 +126,7 @@ impl Schedule {
             looks: 0,
             quiet: 0,
             ask_at: 0,
+            settled: BEGIN,
             settle,
         };
         schedule.add(None);
@@ -272,7 +278,6 @@ impl Schedule {
     pub fn next(&mut self, mut is_there: impl FnMut(usize, u64) -> bool) -> Option<Thread> {
         self.turns += 1;
         self.looks = 0;
-        let mut is_settled = false;
         loop {
             self.end_waits();
             let mut ready = std::mem::take(&mut self.ready);
@@ -289,12 +294,12 @@ impl Schedule {
                 return drawn;
             }
             let next = self.next_moment();
-            let is_near = next.is_some_and(|next| next < self.clock + FAR);
-            if is_near || std::mem::replace(&mut is_settled, true) {
+            let is_near = next.is_some_and(|next| next < self.settled + FAR);
+            if is_near || self.settled == self.clock {
                 self.pass_time(next?);
-                is_settled = false;
             } else {
                 (self.settle)();
+                self.settled = self.clock;
             }
         }
     }
@@ -467,6 +472,25 @@ mod tests {
         schedule.wait(0, State::Poll(16, 1), Some(begin + 20 * FAR));
         assert_eq!((schedule.next(is_there), schedule.now()), (Some(0), soon));
         assert_eq!(schedule.reason(0), Reason::There);
+    }
+
+    /// Threads that look now and then keep the clock from going far at once, and it gets to a deadline as well.
+    #[test]
+    fn what_the_kernel_brings_late_comes_before_many_small_steps() {
+        static HAS_COME: AtomicBool = AtomicBool::new(false);
+        let mut schedule = Schedule::new(1, || HAS_COME.store(true, Ordering::Relaxed));
+        let deadline = schedule.now() + 4 * FAR;
+        schedule.wait(0, State::Poll(16, 1), Some(deadline));
+        let other = schedule.add(None);
+        loop {
+            let until = schedule.now() + FAR / 10;
+            schedule.wait(other, State::Sleep, Some(until));
+            if schedule.next(|_, _| HAS_COME.load(Ordering::Relaxed)) == Some(0) {
+                break;
+            }
+        }
+        assert_eq!(schedule.reason(0), Reason::There);
+        assert!(schedule.now() < deadline);
     }
 
     #[test]

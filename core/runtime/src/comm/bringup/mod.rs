@@ -146,7 +146,7 @@ impl Own<'_> {
                 bootstrap: bootstrap.clone(),
                 control: peer_memory.control.clone(),
                 layout: &layout,
-                host: self.config.host.as_deref().unwrap_or_default(),
+                home: (self.config.host.as_deref().unwrap_or_default(), self.config.process),
                 place: places[rank as usize],
                 rail: rail(hosts, places, rank),
                 connections: peer_memory.connections(device)?,

@@ -76,7 +76,7 @@ pub fn decide(
     let settings = env::settings();
     let caps = device.caps();
     let mut plan_config = plan_config(caps.kind, settings, config)?;
-    let own = PeerInfo::new(device, settings, &plan_config, config.host.as_deref());
+    let own = PeerInfo::new(device, settings, &plan_config, (config.host.as_deref(), config.process));
     let peer_infos = bootstrap.all_gather(&own.encode(), &step("agreement"))?;
     let peer_infos: Vec<PeerInfo> =
         peer_infos.iter().enumerate().map(|(r, c)| PeerInfo::decode(c, r)).collect::<Result<_>>()?;
@@ -190,7 +190,7 @@ pub fn outlook(ordinals: &[u32]) -> Result<(Topology, PlanConfig)> {
     let Some(first) = devices.first() else { return Err(Error::invalid_argument("no devices")) };
     let caps = first.caps();
     let mut plan_config = plan_config(caps.kind, settings, &Config::default())?;
-    let peer_info = |device: &Arc<dyn Device>| PeerInfo::new(&**device, settings, &plan_config, None);
+    let peer_info = |device: &Arc<dyn Device>| PeerInfo::new(&**device, settings, &plan_config, (None, None));
     let peer_infos: Vec<PeerInfo> = devices.iter().map(peer_info).collect();
     let Agreement { mut topology, processes, .. } = agree(&peer_infos, settings.multi_rank_gpu)?;
     limit_ctas(&mut plan_config, &peer_infos);
@@ -227,7 +227,7 @@ pub fn plan_config_of(topology: &mut Topology, measured: bool) -> Result<PlanCon
     topology.direct &= settings.direct;
     let mut room = u64::MAX;
     if let Some(device) = &here {
-        let own = PeerInfo::new(&**device, settings, &plan_config, None);
+        let own = PeerInfo::new(&**device, settings, &plan_config, (None, None));
         let own = vec![own; topology.most_on_a_device()];
         limit_ctas(&mut plan_config, &own);
         room = peer_info::room(&own);

@@ -44,12 +44,12 @@ pub struct PeerInfo {
 }
 
 impl PeerInfo {
-    /// The record of this rank.
+    /// The record of this rank. The name of its host and the number of its process may be given.
     pub fn new(
         device: &dyn Device,
         settings: &Settings,
         plan_config: &PlanConfig,
-        host: Option<&str>,
+        (host, process): (Option<&str>, Option<u64>),
     ) -> Self {
         let caps = device.caps();
         Self {
@@ -57,7 +57,7 @@ impl PeerInfo {
             pool: device.pool().id(),
             plan_config: plan_config.digest(),
             nonce: random(),
-            process: process_identity(),
+            process: process_identity().wrapping_add(process.unwrap_or(0)),
             host: host_identity(host.or(settings.host_id.as_deref())),
             device: caps.id.clone(),
             peers: caps.peers.clone(),

@@ -267,9 +267,9 @@ pub struct Setup<'a> {
     pub control: Arc<Control>,
     /// The places of FIFOs in a heap.
     pub layout: &'a HeapLayout,
-    /// The name of this rank's host, if it was given one. Ranks of one process that count as ranks of several
-    /// hosts share no proxy, as ranks of different hosts do not.
-    pub host: &'a str,
+    /// The name of this rank's host and the number of its process, if it was given such. Ranks of one process
+    /// that count as ranks of several hosts or processes share no proxy, as those of different ones do not.
+    pub home: (&'a str, Option<u64>),
     /// This rank's place on its host.
     pub place: u32,
     /// The ranks with the same place on all hosts; None where hosts differ in ranks.
@@ -286,7 +286,7 @@ impl Net {
     /// Starts serving a communicator. No connection exists yet.
     pub fn start(chosen: ChosenNet, setup: Setup<'_>, settings: &Settings) -> Result<Self> {
         let Setup { device, bootstrap, control, layout, place, connections, staged, abort, .. } = setup;
-        let (host, rail) = (setup.host, setup.rail);
+        let (home, rail) = (setup.home, setup.rail);
         let on_gpu = device.kernels().is_some();
         let collnet_reaches = chosen.collnet.as_ref().is_none_or(|c| c.reaches_gpus);
         // A CPU cannot read memory of a GPU well enough to make sums of it.
@@ -298,7 +298,8 @@ impl Net {
         let arena = Arena::new(device.as_ref(), bytes, in_device)?;
         let stage = staged.map(|slot| Stage::new(device.as_ref(), (slot, layout.slot_lead), layout.lanes));
         let stage = stage.transpose()?;
-        let proxy = if on_gpu { Proxy::of(&device.caps().id)? } else { Proxy::of(&format!("host {host}"))? };
+        let proxy =
+            if on_gpu { Proxy::of(&device.caps().id)? } else { Proxy::of(&format!("host {home:?}"))? };
         log::info(Subsys::Init, || {
             let names: Vec<&str> = chosen.nics.properties.iter().map(|p| p.name.as_str()).collect();
             let memory = if in_device { "GPU memory" } else { "host memory" };
