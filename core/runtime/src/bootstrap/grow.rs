@@ -88,7 +88,8 @@ impl Bootstrap {
 }
 
 /// The failure that tells a rank most: one that blames a rank before one that blames time or an abort, and
-/// its own before those of others, unless the rank that it blames has failed too: who gave up is out of reach.
+/// its own before those of others. Where the rank that its own blames has failed too, that one's comes first:
+/// who has given up is out of reach.
 fn reason(rank: u32, failures: &[(u32, Error)], own: Option<&Error>) -> Option<Error> {
     let is_better = |error: &Error| error.kind == ErrorKind::Remote;
     let blamed = own.and_then(|own| own.peer).filter(|peer| *peer != rank);
