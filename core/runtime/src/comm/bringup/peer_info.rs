@@ -15,7 +15,7 @@ use crate::record;
 
 /// The number of the protocol between ranks, which changes whenever ranks of two builds could not work
 /// together.
-const PROTOCOL: u32 = 13;
+const PROTOCOL: u32 = 14;
 
 /// The record in which a rank describes itself and its device to all others.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
