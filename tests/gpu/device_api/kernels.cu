@@ -2,28 +2,7 @@
 //   kernels RANKS [processes]
 // The ranks are threads, or processes; they share the GPUs that there are. Prints a line for each check of rank 0
 // and PASS, or what was wrong. Compiled with NVIDIA's headers (2.28.9 or later).
-#include <atomic>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <thread>
-#include <unistd.h>
-#include <vector>
-
-#include <cuda_runtime.h>
-#include <nccl.h>
-#include <nccl_device.h>
-
-#define CUDA(call) check((call) == cudaSuccess, #call, cudaGetErrorString(cudaGetLastError()))
-#define NCCL(call) check((call) == ncclSuccess, #call, ncclGetLastError(nullptr))
-
-static void check(bool is_right, const char *what, const char *why) {
-    if (is_right) return;
-    fprintf(stderr, "FAILED: %s: %s\n", what, why);
-    _exit(1);
-}
+#include "ranks.cuh"
 
 constexpr int BLOCKS = 4, THREADS = 128, ROUNDS = 50;
 constexpr size_t COUNT = 1 << 20, OFFSET = 1024; // ints of a window, and of what lies before it
@@ -84,17 +63,6 @@ __global__ void all_to_all(ncclDevComm comm, ncclLLA2AHandle handle, unsigned *w
     }
 }
 
-static void outcome(int rank, const char *what, unsigned *wrong) {
-    CUDA(cudaDeviceSynchronize());
-    unsigned count = 0;
-    CUDA(cudaMemcpy(&count, wrong, sizeof count, cudaMemcpyDeviceToHost));
-    CUDA(cudaMemset(wrong, 0, sizeof count));
-    char text[64];
-    snprintf(text, sizeof text, "%u values on rank %d", count, rank);
-    check(count == 0, what, text);
-    if (rank == 0) printf("%s: ok\n", what);
-}
-
 static void run(int rank, int ranks, ncclUniqueId id) {
     int gpus = 0;
     CUDA(cudaGetDeviceCount(&gpus));
@@ -141,37 +109,4 @@ static void run(int rank, int ranks, ncclUniqueId id) {
     NCCL(ncclCommDestroy(comm));
 }
 
-int main(int argc, char **argv) {
-    const int ranks = argc > 1 ? atoi(argv[1]) : 2;
-    ncclUniqueId id;
-    if (argc < 3 || strcmp(argv[2], "processes") != 0) {
-        NCCL(ncclGetUniqueId(&id));
-        std::vector<std::thread> threads;
-        for (int rank = 0; rank < ranks; rank++) threads.emplace_back(run, rank, ranks, id);
-        for (auto &thread : threads) thread.join();
-        puts("PASS");
-        return 0;
-    }
-    // The first rank makes the id after the fork: nothing of CUDA or NCCL may live before.
-    struct Shared { std::atomic<int> is_there; ncclUniqueId id; };
-    auto *shared = (Shared *)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    int failed = 0;
-    for (int rank = 0; rank < ranks; rank++) {
-        if (fork() != 0) continue;
-        if (rank == 0) {
-            NCCL(ncclGetUniqueId(&shared->id));
-            shared->is_there = 1;
-        }
-        while (!shared->is_there) usleep(1000);
-        run(rank, ranks, shared->id);
-        fflush(stdout);
-        _exit(0);
-    }
-    for (int rank = 0; rank < ranks; rank++) {
-        int status = 0;
-        wait(&status);
-        failed += status != 0;
-    }
-    puts(failed ? "FAILED" : "PASS");
-    return failed != 0;
-}
+int main(int argc, char **argv) { return start(argc, argv, run); }

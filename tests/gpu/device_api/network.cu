@@ -3,29 +3,7 @@
 //   network RANKS [processes | hosts]
 // The ranks are threads, processes, or processes that count as hosts of their own; they share the GPUs that there are.
 // Prints a line for each check of rank 0 and PASS, or what was wrong. Compiled with NVIDIA's headers (2.30.5 or later).
-#include <atomic>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <string>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <thread>
-#include <unistd.h>
-#include <vector>
-
-#include <cuda_runtime.h>
-#include <nccl.h>
-#include <nccl_device.h>
-
-#define CUDA(call) check((call) == cudaSuccess, #call, cudaGetErrorString(cudaGetLastError()))
-#define NCCL(call) check((call) == ncclSuccess, #call, ncclGetLastError(nullptr))
-
-static void check(bool is_right, const char *what, const char *why) {
-    if (is_right) return;
-    fprintf(stderr, "FAILED: %s: %s\n", what, why);
-    _exit(1);
-}
+#include "ranks.cuh"
 
 constexpr int ROUNDS = 40, THREADS = 128, PART = 1 << 16; // ints that go to each rank
 constexpr int MOST = 16;                                   // ranks
@@ -90,18 +68,8 @@ __global__ void words(ncclDevComm comm, ncclWindow_t window, int *user, unsigned
     ncclGinBarrier(ncclCoopCta(), gin, ncclTeamTagWorld(), 1, cuda::memory_order_acq_rel, ncclGinFenceLevel::Relaxed);
 }
 
-static void outcome(int rank, const char *what, unsigned *wrong) {
-    CUDA(cudaDeviceSynchronize());
-    unsigned count = 0;
-    CUDA(cudaMemcpy(&count, wrong, sizeof count, cudaMemcpyDeviceToHost));
-    CUDA(cudaMemset(wrong, 0, sizeof count));
-    char text[64];
-    snprintf(text, sizeof text, "%u values on rank %d", count, rank);
-    check(count == 0, what, text);
-    if (rank == 0) printf("%s: ok\n", what);
-}
-
 static void run(int rank, int ranks, ncclUniqueId id) {
+    check(ranks >= 1 && ranks <= MOST, "RANKS", "1 to 16");
     int gpus = 0;
     CUDA(cudaGetDeviceCount(&gpus));
     CUDA(cudaSetDevice(rank % gpus));
@@ -140,39 +108,4 @@ static void run(int rank, int ranks, ncclUniqueId id) {
     NCCL(ncclCommDestroy(comm));
 }
 
-int main(int argc, char **argv) {
-    const int ranks = argc > 1 ? atoi(argv[1]) : 2;
-    check(ranks >= 1 && ranks <= MOST, "RANKS", "1 to 16");
-    ncclUniqueId id;
-    if (argc < 3) {
-        NCCL(ncclGetUniqueId(&id));
-        std::vector<std::thread> threads;
-        for (int rank = 0; rank < ranks; rank++) threads.emplace_back(run, rank, ranks, id);
-        for (auto &thread : threads) thread.join();
-        puts("PASS");
-        return 0;
-    }
-    // The first rank makes the id after the fork: nothing of CUDA or NCCL may live before.
-    struct Shared { std::atomic<int> is_there; ncclUniqueId id; };
-    auto *shared = (Shared *)mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    int failed = 0;
-    for (int rank = 0; rank < ranks; rank++) {
-        if (fork() != 0) continue;
-        if (strcmp(argv[2], "hosts") == 0) setenv("NCCL_HOSTID", ("host" + std::to_string(rank)).c_str(), 1);
-        if (rank == 0) {
-            NCCL(ncclGetUniqueId(&shared->id));
-            shared->is_there = 1;
-        }
-        while (!shared->is_there) usleep(1000);
-        run(rank, ranks, shared->id);
-        fflush(stdout);
-        _exit(0);
-    }
-    for (int rank = 0; rank < ranks; rank++) {
-        int status = 0;
-        wait(&status);
-        failed += status != 0;
-    }
-    puts(failed ? "FAILED" : "PASS");
-    return failed != 0;
-}
+int main(int argc, char **argv) { return start(argc, argv, run); }

@@ -12,8 +12,8 @@ use crate::world::{Death, From, Manner, World};
 /// The silence after which a host counts as gone: `HAWSER_HEARTBEAT` of all worlds.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// The knowledge of a world about its ranks. Nothing that gives turns away is done under its lock, so a thread
-/// that dies never holds it.
+/// The knowledge of a world about its ranks. Nothing that gives turns away is done under its lock, so a
+/// thread that dies never holds it.
 #[derive(Default)]
 pub struct Fates {
     inner: Mutex<Inner>,

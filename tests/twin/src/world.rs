@@ -109,8 +109,8 @@ pub struct Pause {
 /// The things that end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
-    /// The processes, as by `kill -9`: the kernel closes their connections. The ranks of a host are one process,
-    /// unless each is [one of its own](World::is_apart).
+    /// The processes, as by `kill -9`: the kernel closes their connections. The ranks of a host are one
+    /// process, unless each is [one of its own](World::is_apart).
     Process,
     /// The hosts: nothing goes there any more, and nobody is told.
     Host,
@@ -313,8 +313,8 @@ fn draw_death(seed: u64, hosts: &str, acts: usize) -> Option<Death> {
 }
 
 /// Some worlds without another death have that of one rank, whose host goes on, more of those in which
-/// communicators grow; and in half of them a rank is stopped on the way to another communicator. New ranks are
-/// the favourites, since only they die while the others agree on what came of it.
+/// communicators grow; and in half of them a rank is stopped on the way to another communicator. New ranks
+/// are the favourites, since only they die while the others agree on what came of it.
 fn draw_death_of_one(seed: u64, hosts: &str, acts: &[Act]) -> (Option<Death>, Option<Pause>) {
     let mut draws = Draws::new(seed, 3);
     let grows = acts.iter().position(|act| act.then == Then::Grow).filter(|at| at + 1 < acts.len());

@@ -1,6 +1,6 @@
-//! Waits for what the kernel has on its way between sockets of this machine. Where it has much to do, a thread
-//! of its own brings that: packets wait in a list per processor. `/proc/net/softnet_stat` has a line for each
-//! list, with numbers in hexadecimal.
+//! Waits for what the kernel has on its way between sockets of this machine. Where it has much to do, a
+//! thread of its own brings that: packets wait in a list per processor. `/proc/net/softnet_stat` has a line
+//! for each list, with numbers in hexadecimal.
 
 /// The number of times that packets which came of others are waited for: a call, its answer, what is said.
 const ROUNDS: usize = 8;

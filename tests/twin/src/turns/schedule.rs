@@ -36,8 +36,9 @@ const LATE: Duration = Duration::from_millis(5);
 /// A thread that is stopped and does not come to wait for anything goes on for so many turns.
 const MOST_INTERRUPTIONS: u32 = 200;
 
-/// Before the clock goes on by so much without anybody's doing, at once or in small steps, the kernel is given
-/// time to bring what is on its way between sockets: on a busy machine it may come later than all have looked.
+/// Before the clock goes on by so much without anybody's doing, at once or in small steps, the kernel is
+/// given time to bring what is on its way between sockets: on a busy machine it may come later than all have
+/// looked.
 const FAR: Duration = Duration::from_millis(300);
 
 /// The state of a thread.
@@ -474,7 +475,8 @@ mod tests {
         assert_eq!(schedule.reason(0), Reason::There);
     }
 
-    /// Threads that look now and then keep the clock from going far at once, and it gets to a deadline as well.
+    /// Threads that look now and then keep the clock from going far at once, and it gets to a deadline as
+    /// well.
     #[test]
     fn what_the_kernel_brings_late_comes_before_many_small_steps() {
         static HAS_COME: AtomicBool = AtomicBool::new(false);
