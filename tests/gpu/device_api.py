@@ -3,7 +3,7 @@
 
 Builds device_api/kernels.cu against each folder of NVIDIA's headers (--include DIR, with nccl.h and nccl_device.h)
 and runs it with threads and with processes; with those of 2.30.5 and later device_api/network.cu too, also with
-processes that count as hosts. Runs nccl-tests that were built with the device API (--nccl-tests DIR)
+one rank and with processes that count as hosts. Runs nccl-tests that were built with the device API (--nccl-tests DIR)
 with -D 1 to 4 and -R 2, as threads, in one thread, and with --mpi (a build with MPI=1) as processes. Runs programs
 of NCCL's examples (--example FILE), which have to print PASSED. What needs multicast has to be refused with a text
 that says so. All ranks share the GPUs that there are. Prints a table; the exit code is 1 if something is
@@ -116,7 +116,7 @@ def own_kernels(run, include, folder):
     """Rows of the programs of this project, built against a folder of headers."""
     rows = program(run, include, folder, "kernels", ["threads", "processes"])
     if version(include) >= (2, 30, 5):
-        rows += program(run, include, folder, "network", ["threads", "processes", "hosts"])
+        rows += program(run, include, folder, "network", ["alone", "threads", "processes", "hosts"])
     return rows
 
 
@@ -133,8 +133,13 @@ def program(run, include, folder, source, ways):
     built = subprocess.run(words, capture_output=True, text=True)
     if built.returncode != 0:
         return [(name, "build", tail(built.stdout + built.stderr))]
-    starts = {"threads": [], "processes": ["processes"], "hosts": ["hosts"]}
-    return [(name, way, run([binary, run.ranks, *starts[way]], r"\nPASS")) for way in ways]
+    starts = {
+        "alone": [1],
+        "threads": [run.ranks],
+        "processes": [run.ranks, "processes"],
+        "hosts": [run.ranks, "hosts"],
+    }
+    return [(name, way, run([binary, *starts[way]], r"\nPASS")) for way in ways]
 
 
 def version(include):

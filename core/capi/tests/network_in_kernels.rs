@@ -11,7 +11,7 @@ mod on_the_stand_in {
     use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     use std::thread::{panicking, scope, yield_now};
 
-    use hawser_device::cuda::fake::{assert_passed, this_test, with_fake_driver};
+    use hawser_device::cuda::fake::{assert_passed, fake, this_test, with_fake_driver};
     use hawser_runtime::gin::Form;
     use hawser_runtime::gin::descriptor::{WORDS, op};
     use hawser_runtime::lsa::layout::Family;
@@ -241,8 +241,11 @@ mod on_the_stand_in {
         fn run(&self) {
             let _alarm = Alarm;
             let mut meetings = 0;
+            let before = fake("fake_copies_within");
             self.exchange(&mut meetings);
             self.get(&mut meetings);
+            let after = fake("fake_copies_within");
+            assert_eq!(after, before, "copies for which kernels would have to make room");
         }
 
         fn end(self) {

@@ -272,6 +272,18 @@ pub trait Streams: Send + Sync {
     /// capture.
     fn copy_and_wait(&self, own: &OwnedStream, dst: u64, src: u64, bytes: u64) -> Result<()>;
 
+    /// The same without this GPU's multiprocessors, so that it goes on while kernels fill them. Drivers copy
+    /// within one GPU by a kernel: such bytes pass through `bounce`, the address and length of memory of the
+    /// host that nobody else uses meanwhile.
+    fn copy_beside_kernels(
+        &self,
+        own: &OwnedStream,
+        dst: u64,
+        src: u64,
+        bytes: u64,
+        bounce: (u64, u64),
+    ) -> Result<()>;
+
     /// The moment when everything is over that is on `stream` now. Not during a capture.
     fn moment(&self, stream: Stream) -> Result<Moment>;
 

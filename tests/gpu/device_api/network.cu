@@ -68,6 +68,42 @@ __global__ void words(ncclDevComm comm, ncclWindow_t window, int *user, unsigned
     ncclGinBarrier(ncclCoopCta(), gin, ncclTeamTagWorld(), 1, cuda::memory_order_acq_rel, ncclGinFenceLevel::Relaxed);
 }
 
+// The signal that `filling` waits for, as it is before anybody puts.
+__global__ void remember(ncclDevComm comm, uint64_t *before) {
+    ncclGin gin{comm, 0};
+    if (threadIdx.x == 0) *before = gin.readSignal(0);
+    ncclGinBarrier(ncclCoopCta(), gin, ncclTeamTagWorld(), 0, cuda::memory_order_acq_rel, ncclGinFenceLevel::Relaxed);
+}
+
+// As many blocks as the GPU holds wait for what one of them puts, so that no multiprocessor is free to copy it.
+__global__ void filling(ncclDevComm comm, ncclWindow_t window, int *user, const uint64_t *before, unsigned *wrong) {
+    ncclGin gin{comm, 0};
+    ncclTeam world = ncclTeamWorld(comm);
+    int *sent = user, *got = user + PART * MOST;
+    if (blockIdx.x == 0) {
+        for (int at = threadIdx.x; at < PART * world.nRanks; at += blockDim.x) sent[at] = world.rank + at / PART * 1000;
+        __syncthreads();
+        if (threadIdx.x < world.nRanks) {
+            const size_t from = sizeof(int) * PART * threadIdx.x, to = sizeof(int) * PART * (MOST + world.rank);
+            gin.put(world, threadIdx.x, window, to, window, from, sizeof(int) * PART, ncclGin_StrongSignalInc{0});
+        }
+    }
+    gin.waitSignal(ncclCoopCta(), 0, *before + world.nRanks);
+    if (blockIdx.x > 0) return;
+    for (int at = threadIdx.x; at < PART * world.nRanks; at += blockDim.x)
+        if (((volatile int *)got)[at] != world.rank * 1000 + at / PART) atomicAdd(wrong, 1);
+    gin.flush(ncclCoopCta());
+    ncclGinBarrier(ncclCoopCta(), gin, ncclTeamTagWorld(), 0, cuda::memory_order_acq_rel, ncclGinFenceLevel::Relaxed);
+}
+
+// Blocks of `filling` that the GPU holds at once.
+static int places(int gpu) {
+    int blocks = 0, multiprocessors = 0;
+    CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, filling, THREADS, 0));
+    CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, gpu));
+    return blocks * multiprocessors;
+}
+
 static void run(int rank, int ranks, ncclUniqueId id) {
     check(ranks >= 1 && ranks <= MOST, "RANKS", "1 to 16");
     int gpus = 0;
@@ -83,6 +119,8 @@ static void run(int rank, int ranks, ncclUniqueId id) {
     unsigned *wrong;
     CUDA(cudaMalloc(&wrong, sizeof *wrong));
     CUDA(cudaMemset(wrong, 0, sizeof *wrong));
+    uint64_t *before;
+    CUDA(cudaMalloc(&before, sizeof *before));
     const size_t bytes = sizeof(int) * PART * MOST * 2 + 8 * MOST + 64 + 8 * MOST;
     int *memory;
     NCCL(ncclMemAlloc((void **)&memory, bytes));
@@ -100,6 +138,11 @@ static void run(int rank, int ranks, ncclUniqueId id) {
             outcome(rank, "all-to-all", wrong);
             words<<<1, THREADS, 0, stream>>>(made, window, memory, wrong);
             outcome(rank, "values, words and reads", wrong);
+            // Ranks that share a GPU would wait for each other's places.
+            if (ranks > gpus) continue;
+            remember<<<1, THREADS, 0, stream>>>(made, before);
+            filling<<<places(rank % gpus), THREADS, 0, stream>>>(made, window, memory, before, wrong);
+            outcome(rank, "puts of kernels that fill the GPU", wrong);
         }
         NCCL(ncclDevCommDestroy(comm, &made));
     }

@@ -144,6 +144,15 @@ impl CudaDevice {
         }
     }
 
+    /// True if an address is memory of this GPU.
+    fn is_here(&self, addr: u64) -> Result<bool> {
+        use CUpointer_attribute::{
+            CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL as ORDINAL, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
+        };
+        Ok(self.pointer_attribute(MEMORY_TYPE, addr)? == Some(DEVICE_MEMORY)
+            && self.pointer_attribute(ORDINAL, addr)? == Some(u64::from(self.context.ordinal)))
+    }
+
     /// One number about a pointer; `None` if the driver does not know the memory.
     fn pointer_attribute(&self, attribute: CUpointer_attribute, addr: u64) -> Result<Option<u64>> {
         let mut value: u64 = 0;
@@ -277,6 +286,29 @@ impl Streams for CudaDevice {
         stream::copy(&self.context, raw_stream(own.stream), dst, src, bytes)?;
         // SAFETY: a stream of our own, which lives as long as its owner.
         unsafe { self.context.driver.stream_synchronize(raw_stream(own.stream)) }.check(&self.context)
+    }
+
+    fn copy_beside_kernels(
+        &self,
+        own: &OwnedStream,
+        dst: u64,
+        src: u64,
+        bytes: u64,
+        (bounce, room): (u64, u64),
+    ) -> Result<()> {
+        let scope = self.context.enter_relaxed()?;
+        if !(self.is_here(dst)? && self.is_here(src)?) {
+            drop(scope);
+            return self.copy_and_wait(own, dst, src, bytes);
+        }
+        let stream = raw_stream(own.stream);
+        for at in (0..bytes).step_by(room.max(1) as usize) {
+            let part = room.min(bytes - at);
+            stream::copy(&self.context, stream, bounce, src + at, part)?;
+            stream::copy(&self.context, stream, dst + at, bounce, part)?;
+        }
+        // SAFETY: a stream of our own, which lives as long as its owner.
+        unsafe { self.context.driver.stream_synchronize(stream) }.check(&self.context)
     }
 
     fn moment(&self, stream: Stream) -> Result<Moment> {

@@ -1,6 +1,7 @@
 //! The device against a stand-in for the driver (`fake/libcuda.c`): which calls are made, in which
 //! state, and that everything is given back. What a GPU does with them is tested on GPUs.
 
+mod copies;
 mod direct;
 mod flat;
 mod moment;

@@ -243,6 +243,17 @@ impl Streams for HostDevice {
         self.copy(own.stream, dst, src, bytes)
     }
 
+    fn copy_beside_kernels(
+        &self,
+        own: &OwnedStream,
+        dst: u64,
+        src: u64,
+        bytes: u64,
+        _bounce: (u64, u64),
+    ) -> Result<()> {
+        self.copy(own.stream, dst, src, bytes)
+    }
+
     fn moment(&self, _stream: Stream) -> Result<Moment> {
         // What is called has run to its end.
         Ok(Moment { owner: Box::new(Instant::now()) })

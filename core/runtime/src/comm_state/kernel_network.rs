@@ -2,8 +2,8 @@
 //!
 //! The thread looks through the queues of all networks, and carries each descriptor out to its end before it
 //! takes the next of that queue. Bytes for ranks of the load-store team go into their windows by this GPU's
-//! copy engines; those for all others, and all signals, are messages of `rma/`, in the order of descriptors.
-//! Bytes of others that a kernel wants are asked for, and their owner's thread sends them as a put.
+//! copy engines alone, since kernels may fill the multiprocessors while they wait for them; those for all
+//! others, and all signals, are messages of `rma/`, in the order of descriptors. Bytes of others that a kernel wants are asked for, and their owner's thread sends them as a put.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -134,10 +134,10 @@ impl Worker {
             Action::Add { to, value } => {
                 comm.tell(peer, &Header::AddWord { window: to.window, offset: to.offset, value })?;
             }
-            Action::Get { from, to, bytes } => return self.get(comm, queue, (from, to, bytes)),
+            Action::Get { from, to, bytes } => return self.get(comm, network, queue, (from, to, bytes)),
             Action::Put { bytes, signal, counter } => {
                 if let Some(bytes) = &bytes {
-                    comm.put_for_kernel(peer, bytes)?;
+                    comm.put_for_kernel(network, peer, bytes)?;
                 }
                 if counter.is_some_and(|counter| !network.count(context, counter)) {
                     return Err(missing("counter", network.needs().counters, "ginCounterCount"));
@@ -158,12 +158,13 @@ impl Worker {
     fn get(
         &mut self,
         comm: &CommState,
+        network: &Network,
         queue: Queue,
         (from, to, bytes): (Place, Place, u64),
     ) -> Result<bool> {
         let here = comm.own_place(to, bytes)?;
         if let Some(there) = comm.lsa.row((from.window, from.offset, bytes), queue.peer)? {
-            comm.rma.exposed().copy(here, there, bytes)?;
+            comm.rma.exposed().copy_for_kernel((here, there, bytes), network.bounce())?;
             return Ok(true);
         }
         self.tickets += 1;
@@ -198,7 +199,12 @@ impl CommState {
     }
 
     /// Writes into a window of a rank.
-    fn put_for_kernel(&self, peer: u32, (source, to, bytes): &(Source, Place, u64)) -> Result<()> {
+    fn put_for_kernel(
+        &self,
+        network: &Network,
+        peer: u32,
+        (source, to, bytes): &(Source, Place, u64),
+    ) -> Result<()> {
         let there = self.lsa.row((to.window, to.offset, *bytes), peer)?;
         let own = self.rma.exposed();
         let place = match source {
@@ -217,7 +223,7 @@ impl CommState {
         let from = self.own_place(*place, *bytes)?;
         let put = Put { from, bytes: *bytes, window: to.window, offset: to.offset };
         match there {
-            Some(there) => own.copy(there, from, *bytes),
+            Some(there) => own.copy_for_kernel((there, from, *bytes), network.bounce()),
             None => self.rma.send_put(&self.bootstrap, (peer, &put), &self.patience()),
         }
     }

@@ -1,7 +1,8 @@
 //! The memory of a network in kernels: what its device code reads and writes, and what the host takes out.
 //!
 //! Queues, the numbers of descriptors that are done, counters and signals lie in memory of the host, which
-//! kernels reach; only the host writes the last three. The rest is device memory that kernels alone use.
+//! kernels reach; only the host writes the last three. Behind them is a buffer for bytes that stay on this GPU,
+//! which its driver would copy by a kernel. The rest is device memory that kernels alone use.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -15,6 +16,8 @@ use crate::rma::Board;
 const DESCRIPTOR: u64 = (WORDS * size_of::<u64>()) as u64;
 /// Bytes to whose multiples the parts of a memory are rounded up.
 const LINE: u64 = 128;
+/// Bytes that pass through memory of the host at once, on their way within a GPU.
+const BOUNCE: u64 = 1 << 20;
 /// Descriptors of a queue, unless the program asks for another number.
 const DEPTH: u32 = 64;
 /// The fewest and most that it may ask for.
@@ -70,12 +73,13 @@ pub struct Network {
     taken: Vec<AtomicU32>,
 }
 
-/// Where everything lies: the first four in memory of the host, the others on the device.
+/// Where everything lies: the first five in memory of the host, the others on the device.
 #[derive(Debug, Clone, Copy)]
 struct Places {
     done: u64,
     counters: u64,
     signals: u64,
+    bounce: u64,
     host_bytes: u64,
     written: u64,
     issued_gets: u64,
@@ -97,6 +101,7 @@ impl Places {
             done: host.take(4 * queues),
             counters: host.take(8 * counters),
             signals: host.take(8 * signals),
+            bounce: host.take(BOUNCE),
             host_bytes: host.next,
             written: device.take(4 * queues),
             issued_gets: device.take(4 * queues),
@@ -152,6 +157,11 @@ impl Network {
     /// The needs that it was made for.
     pub fn needs(&self) -> &Needs {
         &self.needs
+    }
+
+    /// Device address and length of memory of the host for bytes on their way, of one copy at a time.
+    pub fn bounce(&self) -> (u64, u64) {
+        (self.words.memory.addr + self.at.bounce, BOUNCE)
     }
 
     /// Bytes of device memory that it takes.

@@ -113,15 +113,27 @@ impl Exposed {
         if bytes == 0 {
             return Ok(());
         }
-        let stream = match self.stream.get() {
-            Some(stream) => stream,
-            None => {
-                // Another thread may be faster.
-                let _ = self.stream.set(self.device.urgent_stream()?);
-                self.stream.get().ok_or_else(|| Error::internal("a stream vanished"))?
-            }
-        };
-        self.device.copy_and_wait(stream, to, from, bytes)
+        self.device.copy_and_wait(self.stream()?, to, from, bytes)
+    }
+
+    /// The same without multiprocessors of this GPU, which kernels that wait for these bytes may fill; through
+    /// `bounce` ([`hawser_device::Streams::copy_beside_kernels`]) where it has to be.
+    ///
+    /// # Errors
+    /// The device refused.
+    pub fn copy_for_kernel(&self, (to, from, bytes): (u64, u64, u64), bounce: (u64, u64)) -> Result<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.device.copy_beside_kernels(self.stream()?, to, from, bytes, bounce)
+    }
+
+    fn stream(&self) -> Result<&OwnedStream> {
+        if self.stream.get().is_none() {
+            // Another thread may be faster.
+            let _ = self.stream.set(self.device.urgent_stream()?);
+        }
+        self.stream.get().ok_or_else(|| Error::internal("a stream vanished"))
     }
 
     /// The numbers of signals and contexts.

@@ -29,7 +29,7 @@ struct graph { int nodes; };
 static struct range ranges[RANGES];
 static struct context contexts[DEVICES];
 /* Ranks are threads, and count at the same time. */
-static _Atomic int live, capturing, captures, records, waits, external_waits, value_waits, launches, overlapping, graph_launches;
+static _Atomic int live, capturing, captures, records, waits, external_waits, value_waits, launches, overlapping, graph_launches, copies_within;
 static int peer_access[DEVICES][DEVICES];
 static uintptr_t latest_node, record_node, recorded_after; /* of captures: nodes are numbers */
 static unsigned loaded, last_grid, last_block, last_shared, most_shared;
@@ -47,6 +47,7 @@ API fake_value_waits(void) { return value_waits; }
 API fake_launches(void) { return launches; }
 API fake_overlapping(void) { return overlapping; }
 API fake_graph_launches(void) { return graph_launches; }
+API fake_copies_within(void) { return copies_within; }
 API fake_grid(void) { return (int)last_grid; }
 API fake_block(void) { return (int)last_block; }
 API fake_loaded(void) { return (int)loaded; }
@@ -321,10 +322,12 @@ API cuStreamGetId(struct stream *s, unsigned long long *id) {
   *id = (uintptr_t)s;
   return OK;
 }
-/* One end at least is memory of a device. */
+/* One end at least is memory of a device. Copies within one are counted: drivers make kernels of them. */
 API cuMemcpyAsync(ptr_t to, ptr_t from, size_t n, struct stream *s) {
-  int e = async(find(to) ? to : from, n, s);
+  struct range *a = find(to), *b = find(from);
+  int e = async(a ? to : from, n, s);
   if (e) return e;
+  copies_within += a && b && a->kind < PINNED && b->kind < PINNED && a->device == b->device;
   memmove((void *)to, (void *)from, n);
   return OK;
 }
