@@ -449,11 +449,15 @@ impl Acceptor {
         }
         self.rest_until = None;
         for _ in 0..AT_ONCE {
+            // Asking is cheap; to accept nobody costs the kernel a socket.
+            if !self.is_somebody_waiting() {
+                return;
+            }
             let place =
                 if self.pending.len() < self.limits.pending { Place::take(self.pending.len()) } else { None };
             let Some(place) = place else {
                 let why = "too many handshakes at once";
-                if self.is_somebody_waiting() && self.make_room(now, self.limits.grace, why, arrivals) {
+                if self.make_room(now, self.limits.grace, why, arrivals) {
                     continue;
                 }
                 return;
