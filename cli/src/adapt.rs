@@ -343,7 +343,7 @@ impl Buffers {
     fn call(&mut self, collective: Collective, count: usize) -> Call {
         let (input, output) = (self.input.as_ptr() as u64, self.output.as_mut_ptr() as u64);
         let (dtype, op, scalar) = (DataType::Float32, ReduceOp::Sum, Scalar::Immediate(0));
-        Call { collective, count: count as u64, dtype, op, scalar, root: 0, input, output }
+        Call { collective, count: count as u64, dtype, op, scalar, root: 0, input, output, gap: 0 }
     }
 
     /// An operation of the demo, which has to be right.

@@ -53,6 +53,7 @@ fn wrong(comm: &Comm, buffer: &Buffer, below: &mut impl FnMut(u64) -> u64) -> Re
         root: 0,
         input: buffer.addr(),
         output: buffer.addr(),
+        gap: 0,
     };
     match below(6) {
         0 => comm.collective(Call { root: far, ..right }, Stream(0)),

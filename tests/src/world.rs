@@ -68,6 +68,7 @@ pub fn call(case: &Case, rank: u32, (input, output): (u64, u64)) -> Call {
         root: case.root,
         input,
         output,
+        gap: 0,
     }
 }
 

@@ -143,6 +143,7 @@ impl Trial {
             root: case.root,
             input,
             output: got.addr() + (at_output * size) as u64,
+            gap: 0,
         };
         let options = Some(Box::new(self.options)).filter(|options| **options != CallOptions::default());
         comm.collective_with(call, options, Stream(0))?;

@@ -184,6 +184,7 @@ impl Test {
             root,
             input: 0,
             output: 0,
+            gap: 0,
         })
     }
 }

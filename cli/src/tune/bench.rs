@@ -299,7 +299,7 @@ pub fn call(collective: Collective, bytes: u64, ranks: u32) -> Call {
     let blocks = collective.input_blocks(ranks).max(collective.output_blocks(ranks));
     let count = (bytes / 4 / u64::from(blocks)).max(1);
     let (dtype, op, scalar) = (DataType::Float32, ReduceOp::Sum, Scalar::Immediate(0));
-    Call { collective, count, dtype, op, scalar, root: 0, input: 0, output: 0 }
+    Call { collective, count, dtype, op, scalar, root: 0, input: 0, output: 0, gap: 0 }
 }
 
 #[cfg(test)]

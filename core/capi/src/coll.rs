@@ -124,6 +124,6 @@ impl Request {
         // A buffer that this rank does not use may be anything.
         let input = if collective.has_input(rank, root) { self.send as u64 } else { 0 };
         let output = if collective.has_output(rank, root) { self.recv as u64 } else { 0 };
-        Ok(Call { collective, count, dtype, op, scalar, root, input, output })
+        Ok(Call { collective, count, dtype, op, scalar, root, input, output, gap: 0 })
     }
 }

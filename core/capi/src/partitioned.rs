@@ -203,7 +203,7 @@ impl Config {
         // A buffer that this rank does not use may be anything.
         let input = if collective.has_input(rank, root) { self.sendbuff as u64 } else { 0 };
         let output = if collective.has_output(rank, root) { self.recvbuff as u64 } else { 0 };
-        Ok(Call { collective, count: self.count as u64, dtype, op, scalar, root, input, output })
+        Ok(Call { collective, count: self.count as u64, dtype, op, scalar, root, input, output, gap: 0 })
     }
 }
 

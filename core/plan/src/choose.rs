@@ -14,7 +14,7 @@ use crate::imported;
 use crate::reproducible;
 use crate::topology::Topology;
 use hawser_kernels_abi::DeviceOp;
-use hawser_types::{Algorithm, Call, Collective, DeviceKind, PlanError, Result, Route};
+use hawser_types::{Algorithm, Call, Collective, DeviceKind, Executor, PlanError, Result, Route};
 
 /// Chooses for a call that moves data between the ranks of `topology`.
 ///
@@ -207,6 +207,9 @@ fn outcome(query: &Query<'_>) -> Result<Outcome> {
     let executor = executor::of(query.route.executor);
     if let Some(reason) = refused_by_settings(query) {
         return Ok(Outcome::Filtered(reason));
+    }
+    if query.call.gap > 0 && query.key.ranks > 1 && query.route.executor != Executor::Fused {
+        return Ok(Outcome::Filtered("only fused kernels serve blocks that lie apart".into()));
     }
     if query.key.ranks > 1
         && let Err(reason) = executor.supports(query)

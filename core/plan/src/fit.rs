@@ -106,7 +106,7 @@ impl Run {
         config: &PlanConfig,
     ) -> Result<Option<Sample>> {
         let (dtype, op, scalar) = (DataType::Float32, ReduceOp::Sum, Scalar::Immediate(0));
-        let call = &Call { collective, count, dtype, op, scalar, root: 0, input: 0, output: 0 };
+        let call = &Call { collective, count, dtype, op, scalar, root: 0, input: 0, output: 0, gap: 0 };
         let config = PlanConfig { algorithms: [None; 8], routes: [None; 8], ..self.config(config) };
         let candidates = match algo::algorithms(call.collective).contains(&self.algorithm) {
             true => choose::candidates(call, topology, &config)?,

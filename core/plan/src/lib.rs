@@ -27,6 +27,7 @@
 //!     root: 0,
 //!     input: 0x1000,
 //!     output: 0x1000,
+//!     gap: 0,
 //! };
 //! let topology = Topology::single_host(8, DeviceKind::Host, Link::HostMemory);
 //! let choice = choose::choose(&call, &topology, &PlanConfig::default())?;

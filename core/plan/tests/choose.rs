@@ -31,6 +31,7 @@ fn call(collective: Collective, count: u64) -> Call {
         root: 0,
         input: 16,
         output: 16,
+        gap: 0,
     }
 }
 

@@ -45,6 +45,7 @@ fn collective(
             root,
             input: address(rank, 0),
             output: address(rank, OUTPUT),
+            gap: 0,
         };
         for i in 0..u64::from(ins) * bytes {
             machine.memory[rank as usize][i as usize] = pattern(seed, rank, i);
@@ -187,6 +188,7 @@ fn reductions_and_worlds_without_staging_take_other_ways() {
         root: 0,
         input: 0,
         output: 0,
+        gap: 0,
     };
     let strict = PlanConfig { pass_sm: 2, ..settings() };
     // Nobody reduces without multiprocessors: what must is light, and no error.
@@ -224,6 +226,7 @@ fn reductions_are_light() {
                 root: 0,
                 input: 0,
                 output: 1 << 40,
+                gap: 0,
             };
             let topology = topology(ranks);
             for candidate in choose::candidates(&call, &topology, &config).unwrap() {
@@ -293,6 +296,7 @@ fn what_is_direct_touches_no_staging() {
         root: 0,
         input: 0,
         output: 0,
+        gap: 0,
     };
     let choice = choose(&call, &topology, &config).unwrap();
     let (mut board, mut copied) = (HashMap::new(), HashMap::new());

@@ -157,6 +157,7 @@ impl Case {
             root: self.key.root,
             input,
             output,
+            gap: 0,
         };
         let choice = decided(self.key, self.route, self.instances, 1);
         let program = algo::rank_program(&self.key, rank).unwrap();

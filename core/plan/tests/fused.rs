@@ -49,6 +49,7 @@ fn call(collective: Collective, count: u64, root: u32, rank: u32, in_place: bool
         root,
         input: if collective.has_input(rank, root) { input } else { 0 },
         output: if collective.has_output(rank, root) { output } else { 0 },
+        gap: 0,
     }
 }
 
@@ -193,10 +194,11 @@ fn run_direct(machine: &mut Machine, order: &[usize]) {
 }
 
 fn check(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, count: u64, in_place: bool) {
+    let lengths = (count, 0);
     let route = SYM[(count % 3) as usize];
-    check_with(route, collective, algorithm, ranks, root, count, in_place);
+    check_with(route, collective, algorithm, ranks, root, lengths, in_place);
     if (collective, algorithm) != (Collective::AllReduce, Algorithm::OneShot) {
-        check_with(Route::ZERO_COPY, collective, algorithm, ranks, root, count, in_place);
+        check_with(Route::ZERO_COPY, collective, algorithm, ranks, root, lengths, in_place);
     }
 }
 
@@ -206,9 +208,13 @@ fn check_with(
     algorithm: Algorithm,
     ranks: u32,
     root: u32,
-    count: u64,
+    (count, gap): (u64, u64),
     in_place: bool,
 ) {
+    let call = |collective, count, root, rank, in_place| Call {
+        gap,
+        ..call(collective, count, root, rank, in_place)
+    };
     let chosen = choice(collective, algorithm, ranks, root, route);
     let mut machine = Machine { memory: Memory::new(), args: Vec::new() };
     for rank in 0..ranks {
@@ -217,9 +223,10 @@ fn check_with(
         assert!(plan.blocks >= 1 && plan.threads.is_multiple_of(32) && plan.threads <= fused::THREADS);
         machine.args.push(plan.bind(call.input, call.output, 0, 0));
         if call.input != 0 {
-            let elements = count * u64::from(collective.input_blocks(ranks));
-            let data: Vec<i64> = (0..elements).map(|i| value(rank, i)).collect();
-            machine.write(call.input, &data);
+            for block in 0..u64::from(collective.input_blocks(ranks)) {
+                let data: Vec<i64> = (0..count).map(|i| value(rank, block * count + i)).collect();
+                machine.write(call.input + block * call.step_bytes(), &data);
+            }
         }
     }
     let order: Vec<usize> = (0..ranks as usize).map(|i| (i * 5 + count as usize) % ranks as usize).collect();
@@ -234,8 +241,14 @@ fn check_with(
             continue;
         }
         let wanted = meaning(collective, ranks, root, rank, count);
-        let got = machine.read(call.output, wanted.len() as u64 * 4);
-        assert_eq!(got, wanted, "{collective:?} {algorithm:?} rank {rank} of {ranks}, root {root}, {count}");
+        for (block, wanted) in wanted.chunks(count as usize).enumerate() {
+            let at = call.output + block as u64 * call.step_bytes();
+            let got = machine.read(at, count * 4);
+            let what = format!("{collective:?} {algorithm:?} rank {rank} of {ranks}, root {root}, {count}");
+            assert_eq!(got, wanted, "{what}, block {block}");
+            let behind = at + count * 4..at + call.step_bytes();
+            assert!(machine.memory.range(behind).next().is_none(), "{what}: block {block} is too long");
+        }
     }
 }
 
@@ -286,6 +299,39 @@ fn every_exchange_does_what_its_collective_means() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn blocks_that_lie_apart_are_found() {
+    for (collective, algorithm) in programs() {
+        for ranks in [2, 3, 8] {
+            let blocks = collective.input_blocks(ranks).max(collective.output_blocks(ranks));
+            for lengths in [(1, 1), (100, 7), (1001, 3000)] {
+                for route in [SYM[0], SYM[2], Route::ZERO_COPY] {
+                    if blocks > 1 {
+                        check_with(route, collective, algorithm, ranks, ranks - 1, lengths, false);
+                    }
+                }
+            }
+        }
+    }
+    let (topology, config) = (one_host(2), PlanConfig::default());
+    for collective in [Collective::ReduceScatter, Collective::AllGather, Collective::AllToAll] {
+        let apart = Call { gap: 4, ..call(collective, 1 << 20, 0, 0, false) };
+        let decision = choose(&apart, &topology, &config).unwrap();
+        assert_eq!(decision.route.executor, Executor::Fused, "{collective:?}");
+        let plan = FusedPlan::new(&apart, &decision, 0, 2, &config);
+        let used = |blocks: u64| (blocks << 22) + (blocks - 1) * 16;
+        let inputs = u64::from(collective.input_blocks(2));
+        if decision.route == Route::ZERO_COPY {
+            let [(_, input), (_, output)] = plan.to_reach(16, 32).unwrap();
+            assert_eq!((input, output), (used(inputs), used(u64::from(collective.output_blocks(2)))));
+        }
+        // Nobody else serves them.
+        let forced = PlanConfig { routes: Routes::default().only(Route::SIMPLE), ..config.clone() };
+        let error = choose(&apart, &topology, &forced).unwrap_err().to_string();
+        assert!(error.contains("only fused kernels serve blocks that lie apart"), "{error}");
     }
 }
 

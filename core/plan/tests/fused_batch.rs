@@ -82,6 +82,7 @@ impl Common {
             root,
             input: address(collective.has_input(rank, root), local.input),
             output: address(collective.has_output(rank, root), local.output),
+            gap: 0,
         }
     }
 

@@ -29,7 +29,7 @@ struct Transfer {
 /// A call of integers for one rank; buffers are offsets from 0.
 fn call(collective: Collective, count: u64, dtype: DataType, root: u32) -> Call {
     let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
-    Call { collective, count, dtype, op, scalar, root, input: 0, output: 0 }
+    Call { collective, count, dtype, op, scalar, root, input: 0, output: 0, gap: 0 }
 }
 
 /// Offset and length of a chunk in its buffer.

@@ -80,6 +80,7 @@ impl Reduction {
             root: self.root(ranks),
             input: address(rank, self.base),
             output: self.output(rank),
+            gap: 0,
         };
         let input = u64::from(self.kind.input_blocks(ranks)) * self.bytes();
         machine.at(address(rank, OUTPUT + self.base), self.bytes() + 64).fill(0xee);
@@ -146,7 +147,7 @@ proptest! {
 
 fn call(collective: Collective, op: ReduceOp, count: u64) -> Call {
     let (dtype, scalar) = (DataType::Float32, Scalar::Immediate(0));
-    Call { collective, count, dtype, op, scalar, root: 0, input: 0, output: 1 << 40 }
+    Call { collective, count, dtype, op, scalar, root: 0, input: 0, output: 1 << 40, gap: 0 }
 }
 
 #[test]

@@ -35,11 +35,11 @@ pub fn check_call(comm: &CommState, call: &Call) -> Result<()> {
     let (collective, ranks) = (call.collective, comm.topology.size());
     let name = collective.name();
     if collective.has_input(comm.rank, call.root) {
-        let bytes = call.block_bytes() * u64::from(collective.input_blocks(ranks));
+        let bytes = call.extent(collective.input_blocks(ranks));
         check_buffer(comm, (call.input, bytes), || format!("{name}: the send buffer"))?;
     }
     if collective.has_output(comm.rank, call.root) {
-        let bytes = call.block_bytes() * u64::from(collective.output_blocks(ranks));
+        let bytes = call.extent(collective.output_blocks(ranks));
         check_buffer(comm, (call.output, bytes), || format!("{name}: the receive buffer"))?;
     }
     Ok(())
@@ -198,7 +198,7 @@ mod tests {
 
     fn call(collective: Collective, count: u64, op: ReduceOp, root: u32) -> Option<Compared> {
         let (dtype, scalar) = (DataType::Float32, Scalar::Immediate(0));
-        let call = Call { collective, count, dtype, op, scalar, root, input: 64, output: 64 };
+        let call = Call { collective, count, dtype, op, scalar, root, input: 64, output: 64, gap: 0 };
         Some(Compared { mark: MARK, number: 7, what: What::of_call(&call), class: None })
     }
 

@@ -446,6 +446,7 @@ mod tests {
             root: 0,
             input: 16,
             output: 16,
+            gap: 0,
         };
         let device = hawser_device::host::HostDevice::beside().unwrap();
         let spans = GroupSpans::start(&profiling, &device, Stream(0)).unwrap().unwrap();

@@ -23,6 +23,9 @@ pub struct Call {
     pub input: u64,
     /// Address of the output buffer, 0 where this rank has none.
     pub output: u64,
+    /// Elements between two blocks of a buffer that has several, which the call leaves alone: 0 unless it is a
+    /// range of the blocks of a larger call. Equal on all ranks.
+    pub gap: u64,
 }
 
 impl Call {
@@ -37,7 +40,9 @@ impl Call {
             )));
         }
         let blocks = u64::from(self.collective.input_blocks(ranks).max(self.collective.output_blocks(ranks)));
-        let bytes = self.count.checked_mul(blocks).and_then(|n| n.checked_mul(self.dtype.size() as u64));
+        let step = self.count.checked_add(self.gap);
+        let bytes =
+            step.and_then(|n| n.checked_mul(blocks)).and_then(|n| n.checked_mul(self.dtype.size() as u64));
         if bytes.is_none_or(|b| b > i64::MAX as u64) {
             return Err(PlanError::argument(format!(
                 "{name}: count {} of {} in {blocks} blocks exceeds the address space",
@@ -63,12 +68,25 @@ impl Call {
         let blocks = collective.input_blocks(ranks).max(collective.output_blocks(ranks));
         let count = bytes / dtype.size() as u64 / u64::from(blocks);
         let (op, scalar) = (ReduceOp::Sum, Scalar::Immediate(0));
-        Self { collective, count, dtype, op, scalar, root, input: 0, output: 0 }
+        Self { collective, count, dtype, op, scalar, root, input: 0, output: 0, gap: 0 }
     }
 
     /// Bytes of one block of `count` elements.
     pub fn block_bytes(&self) -> u64 {
         self.count * self.dtype.size() as u64
+    }
+
+    /// Bytes from the beginning of a block to that of the next.
+    pub fn step_bytes(&self) -> u64 {
+        (self.count + self.gap) * self.dtype.size() as u64
+    }
+
+    /// Bytes from the beginning to the end of a buffer of `blocks` blocks.
+    pub fn extent(&self, blocks: u32) -> u64 {
+        match blocks {
+            0 => 0,
+            _ => self.step_bytes() * u64::from(blocks - 1) + self.block_bytes(),
+        }
     }
 
     /// Bytes that decide the choice: the larger of input and output (nccl-tests' size).

@@ -16,6 +16,7 @@
 //!     root: 0,
 //!     input: 0x1000,
 //!     output: 0x8000,
+//!     gap: 0,
 //! };
 //! call.validate(4, 0)?;
 //! assert_eq!(call.total_bytes(4), 16_000, "the output has a block of each of the 4 ranks");

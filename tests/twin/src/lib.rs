@@ -11,6 +11,7 @@
 //! | [`fates`] | who is dead, and where the others meet |
 //! | `player` | a rank of a world: its steps, its way to the next communicator, and whether errors may be |
 //! | [`holdings`] | the things that a process holds, which worlds must give back |
+//! | [`loopback`] | the network that a process has for itself |
 //! | [`shrink`] | a failing world, made small |
 //! | [`turns`] | a clock and an order of threads that follow from a seed |
 //!
@@ -24,6 +25,7 @@
 pub mod cases;
 pub mod fates;
 pub mod holdings;
+pub mod loopback;
 mod player;
 pub mod run;
 pub mod shrink;

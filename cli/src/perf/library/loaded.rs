@@ -391,6 +391,7 @@ mod tests {
             root: 0,
             input: 0,
             output: 0,
+            gap: 0,
         };
         let first = |call: &Call| factor(call)[0].to_ne_bytes();
         let two = u64::from(2f32.to_bits());

@@ -127,6 +127,7 @@ mod tests {
             root: 0,
             input: 0,
             output: 0,
+            gap: 0,
         };
         let zero = Scalar::Immediate(0);
         assert_eq!(scalar(&call(ReduceOp::Avg, DataType::Float64, zero), 4), (0.25f64.to_bits(), 0));

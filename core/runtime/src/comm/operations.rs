@@ -97,7 +97,8 @@ impl Comm {
             return refuse(text, "pad the buffers");
         }
         let (op, scalar, root) = (ReduceOp::Sum, Scalar::Immediate(0), 0);
-        let call = Call { collective: Collective::SendRecv, count, dtype, op, scalar, root, input, output };
+        let call =
+            Call { collective: Collective::SendRecv, count, dtype, op, scalar, root, input, output, gap: 0 };
         let options = CallOptions { program: Some(program), is_forced: true, ..CallOptions::default() };
         self.collective_with(call, Some(Box::new(options)), stream)
     }

@@ -196,5 +196,6 @@ fn all_reduce(buffer: u64) -> Call {
         root: 0,
         input: buffer,
         output: buffer + 2048,
+        gap: 0,
     }
 }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
 use hawser_base::log::{self, Subsys};
-use hawser_plan::choose::Decision;
+use hawser_plan::choose::{Decision, choose};
 use hawser_plan::{Call, CallOptions, PlanConfig, Selection};
 
 use super::CommState;
@@ -21,6 +21,20 @@ pub(super) struct Asked {
 }
 
 impl CommState {
+    /// True if kernels serve a call whose blocks lie apart ([`Call::gap`]), with these options, whatever tuners
+    /// advise. All ranks answer alike.
+    pub fn serves_apart(&self, call: &Call, options: Option<&CallOptions>) -> bool {
+        let is_free = options.is_none_or(|options| {
+            let is_chosen = options.rule.is_some() || options.program.is_some();
+            options.selection.is_free() && !is_chosen && options.copy_engines != Some(true)
+        });
+        let config = match options {
+            Some(options) => Cow::Owned(self.plan_config.of_call(call.collective, options)),
+            None => Cow::Borrowed(&self.plan_config),
+        };
+        is_free && config.pass_sm == 0 && choose(call, &self.topology, &config).is_ok()
+    }
+
     /// The choice for a call with options, and the settings that it was made by.
     ///
     /// # Errors

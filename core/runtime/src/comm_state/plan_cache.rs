@@ -44,17 +44,18 @@ struct Rare {
     trial: Option<u32>,
     rule: Option<u64>,
     options: Option<CallOptions>,
+    gap: u64,
 }
 
 impl CallKey {
     /// The key of a call with these attributes and options.
     pub fn new(call: &Call, attributes: CallAttributes, options: Option<CallOptions>) -> Self {
-        let Call { collective, count, dtype, op, root, .. } = *call;
+        let Call { collective, count, dtype, op, root, gap, .. } = *call;
         let CallAttributes { in_graph, registered, has_windows, trial, rule } = attributes;
         let flags = u8::from(in_graph) | u8::from(registered) << 1 | u8::from(has_windows) << 2;
         let small = u32::from_le_bytes([collective as u8, dtype as u8, op as u8, flags]);
-        let is_rare = trial.is_some() || rule.is_some() || options.is_some();
-        let rare = is_rare.then(|| Box::new(Rare { trial, rule, options }));
+        let is_rare = trial.is_some() || rule.is_some() || options.is_some() || gap > 0;
+        let rare = is_rare.then(|| Box::new(Rare { trial, rule, options, gap }));
         Self { form: u64::from(small) | u64::from(root) << 32, count, rare }
     }
 }

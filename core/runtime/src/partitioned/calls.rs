@@ -1,7 +1,8 @@
 //! The calls that carry one partition: a range of elements of every block of the collective.
 
-use hawser_base::error::Result;
+use hawser_base::error::{Error, Result};
 use hawser_device::Stream;
+use hawser_plan::executor::launch::PACK_BYTES;
 use hawser_plan::vector::{Parts, Vector};
 use hawser_plan::{Call, CallOptions, Collective};
 
@@ -16,24 +17,57 @@ pub struct Range {
     pub count: u64,
 }
 
+/// The way in which a partition goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// As one call: of the collective itself, or of the range of its only block.
+    Whole,
+    /// As one call whose blocks lie apart.
+    Apart,
+    /// As messages, or for a reduce-scatter as a reduction to each rank, in one group.
+    Several,
+}
+
+impl Way {
+    /// The way of a partition; all ranks find the same.
+    ///
+    /// # Errors
+    /// The communicator is gone.
+    pub fn new(comm: &Comm, call: &Call, range: Range, options: Option<&CallOptions>) -> Result<Self> {
+        let ranks = comm.ranks();
+        let blocks = call.collective.input_blocks(ranks).max(call.collective.output_blocks(ranks));
+        if range.count == 0 || is_whole(call, range) || blocks == 1 {
+            return Ok(Self::Whole);
+        }
+        let is_served = comm.state()?.serves_apart(&apart(call, range), options);
+        Ok(if is_served { Self::Apart } else { Self::Several })
+    }
+}
+
 /// Puts what carries a partition on a stream; on the host device it is over afterwards.
-///
-/// Collectives of one block are called on the range. Of those with a block for each rank the range is not
-/// contiguous: moves become messages, and a reduce-scatter becomes a reduction to each rank, in one group.
 pub fn carry_out(
     comm: &Comm,
     call: &Call,
-    range: Range,
+    (range, way): (Range, Way),
     options: Option<&CallOptions>,
     stream: Stream,
 ) -> Result<()> {
     if range.count == 0 {
         return Ok(());
     }
-    if is_whole(call, range) {
-        return comm.collective_with(*call, options.cloned().map(Box::new), stream);
-    }
-    carry_part(comm, call, range, options, stream)
+    let part = match way {
+        Way::Whole => Call { gap: 0, ..apart(call, range) },
+        Way::Apart => apart(call, range),
+        Way::Several => return carry_part(comm, call, range, options, stream),
+    };
+    comm.collective_with(part, options.cloned().map(Box::new), stream)
+}
+
+/// The call for a range of each block of a call.
+fn apart(call: &Call, range: Range) -> Call {
+    let at = |addr: u64| if addr == 0 { 0 } else { addr + range.first * call.dtype.size() as u64 };
+    let gap = call.count - range.count;
+    Call { count: range.count, gap, input: at(call.input), output: at(call.output), ..*call }
 }
 
 /// Does once what [`carry_out`] will do, with data of no meaning in memory that nobody else uses: afterwards
@@ -41,24 +75,26 @@ pub fn carry_out(
 pub fn rehearse(
     comm: &Comm,
     call: &Call,
-    range: Range,
+    (range, way): (Range, Way),
     options: Option<&CallOptions>,
     (scratch, stream): (u64, Stream),
 ) -> Result<()> {
     if range.count == 0 {
         return Ok(());
     }
-    let whole = Range { first: 0, count: range.count };
-    let [input_bytes, _] = rehearsal_bytes(call, range, comm.ranks());
-    let compact = Call { count: range.count, input: scratch, output: scratch + input_bytes, ..*call };
-    match is_whole(call, range) {
-        true => comm.collective_with(compact, options.cloned().map(Box::new), stream),
-        false => carry_part(comm, &compact, whole, options, stream),
-    }
+    let [input_bytes, _] = rehearsal_bytes(call, (range, way), comm.ranks());
+    let count = range.count + gap_of(call, way);
+    let small = Call { count, input: scratch, output: scratch + input_bytes, ..*call };
+    carry_out(comm, &small, (Range { first: 0, ..range }, way), options, stream)
+}
+
+/// Elements between the blocks of a rehearsal: as few as leave them where kernels want data to begin.
+fn gap_of(call: &Call, way: Way) -> u64 {
+    if way == Way::Apart { PACK_BYTES / call.dtype.size() as u64 } else { 0 }
 }
 
 /// The bytes of input and output of a rehearsal.
-pub fn rehearsal_bytes(call: &Call, range: Range, ranks: u32) -> [u64; 2] {
+pub fn rehearsal_bytes(call: &Call, (range, way): (Range, Way), ranks: u32) -> [u64; 2] {
     let (one, all) = (1, u64::from(ranks));
     let [inputs, outputs] = match call.collective {
         Collective::AllGather | Collective::Gather => [one, all],
@@ -67,7 +103,7 @@ pub fn rehearsal_bytes(call: &Call, range: Range, ranks: u32) -> [u64; 2] {
         _ => [one, one],
     };
     // Outputs begin where buffers of programs do.
-    let block = range.count * call.dtype.size() as u64;
+    let block = (range.count + gap_of(call, way)) * call.dtype.size() as u64;
     [(inputs * block).next_multiple_of(512), outputs * block]
 }
 
@@ -76,7 +112,7 @@ fn is_whole(call: &Call, range: Range) -> bool {
     range == Range { first: 0, count: call.count }
 }
 
-/// Carries a partition that is not the whole collective.
+/// Carries a partition that is not the whole collective, and whose blocks lie apart.
 fn carry_part(
     comm: &Comm,
     call: &Call,
@@ -106,9 +142,8 @@ fn carry_part(
         Collective::Scatter => {
             Vector::Scatter { input, sends: is_root.then_some(blocks), output: at(output), count, root }
         }
-        _ => {
-            let part = Call { input: at(input), output: at(output), count, ..*call };
-            return comm.collective_with(part, options(), stream);
+        collective => {
+            return Err(Error::internal(format!("{} in parts that are no call", collective.name())));
         }
     };
     comm.vector(&vector, call.dtype, stream)

@@ -5,8 +5,9 @@ use hawser_base::wait::Wait;
 use hawser_plan::{Call, CallOptions, Collective, PlanError};
 use serde::{Deserialize, Serialize};
 
-use super::calls::Range;
+use super::calls::{Range, Way};
 use crate::bootstrap::Bootstrap;
+use crate::comm::Comm;
 use crate::record;
 
 /// The most partitions of a collective.
@@ -78,6 +79,16 @@ impl Shape {
     pub fn order(&self) -> Vec<u32> {
         let partitions = 0..self.counts.len() as u32;
         if self.order.is_empty() { partitions.collect() } else { self.order.clone() }
+    }
+
+    /// The way in which each partition goes.
+    ///
+    /// # Errors
+    /// As [`Way::new`].
+    pub fn ways(&self, comm: &Comm) -> Result<Vec<Way>> {
+        let numbers: Vec<u32> = (0..self.counts.len() as u32).collect();
+        let way = |(_, range)| Way::new(comm, &self.call, range, self.options.as_deref());
+        self.in_order(&numbers).into_iter().map(way).collect()
     }
 
     /// Partitions in an order: the index of each and its range.

@@ -21,7 +21,7 @@ use hawser_base::lock::lock;
 use hawser_base::wait::Wait;
 use hawser_device::{Device, Event, Memory, MemoryOp, Moment, OwnedStream, Stream};
 
-use super::calls::{self, Range, carry_out};
+use super::calls::{self, Range, Way, carry_out};
 use super::lateness::Moments;
 use super::shape::{self, Shape};
 use super::{Carrier, Words, refuse_group};
@@ -35,6 +35,8 @@ pub struct OnStreams {
     child: Comm,
     device: Arc<dyn Device>,
     shape: Shape,
+    /// By partition.
+    ways: Vec<Way>,
     order: Mutex<Vec<(usize, Range)>>,
     marks: Mutex<Marks>,
     /// Kernels may mark partitions: the program has asked for the words.
@@ -84,9 +86,10 @@ impl OnStreams {
         let _context = device.enter()?;
         let words = device.alloc(4 * WORD * shape.counts.len() as u64)?;
         let stream = device.urgent_stream()?;
-        let order = shape.in_order(&shape.order());
-        let scratch = |range: &(usize, Range)| {
-            calls::rehearsal_bytes(&shape.call, range.1, child.ranks()).iter().sum::<u64>()
+        let (order, ways) = (shape.in_order(&shape.order()), shape.ways(child)?);
+        let scratch = |(partition, range): &(usize, Range)| {
+            let part = (*range, ways[*partition]);
+            calls::rehearsal_bytes(&shape.call, part, child.ranks()).iter().sum::<u64>()
         };
         let scratch = device.alloc(order.iter().map(scratch).max().unwrap_or(0).max(1))?;
         let (order, scratch) = (Mutex::new(order), Mutex::new(Some(scratch)));
@@ -99,7 +102,7 @@ impl OnStreams {
         let round = Mutex::new(Round { waits_for_words: false, gone: 0, partitions });
         let (child, shape, marks) = (child.clone(), shape.clone(), Mutex::default());
         let are_words_used = AtomicBool::new(false);
-        Ok(Self { child, device, shape, order, marks, are_words_used, round, stream, words, scratch })
+        Ok(Self { child, device, shape, ways, order, marks, are_words_used, round, stream, words, scratch })
     }
 
     fn ready_word(&self, partition: usize) -> u64 {
@@ -155,7 +158,7 @@ impl OnStreams {
     /// Puts a partition on the stream, and the word that it has arrived.
     fn put(&self, partition: usize, range: Range) -> Result<()> {
         let (own, options) = (self.stream.stream, self.shape.options.as_deref());
-        carry_out(&self.child, &self.shape.call, range, options, own)?;
+        carry_out(&self.child, &self.shape.call, (range, self.ways[partition]), options, own)?;
         self.write(own, self.arrived_word(partition), 1)
     }
 }
@@ -166,8 +169,9 @@ impl Carrier for OnStreams {
         let Some(scratch) = lock(&self.scratch)?.take() else { return Ok(()) };
         let (own, options) = (self.stream.stream, self.shape.options.as_deref());
         let wait = Wait::new(self.child.state()?.abort.clone(), Some(env::settings().join_timeout()));
-        for (_, range) in &lock(&self.order)?.clone() {
-            calls::rehearse(&self.child, &self.shape.call, *range, options, (scratch.addr, own))?;
+        for (partition, range) in &lock(&self.order)?.clone() {
+            let part = (*range, self.ways[*partition]);
+            calls::rehearse(&self.child, &self.shape.call, part, options, (scratch.addr, own))?;
             self.settle()?;
             // Where ranks share a GPU, to load the next kernel is to wait for those that run there, which may
             // wait for a rank whose launch waits for the loading.

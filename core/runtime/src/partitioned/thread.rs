@@ -12,7 +12,7 @@ use hawser_base::error::{Error, Result};
 use hawser_base::wait::{AbortFlag, Wait};
 use hawser_device::Stream;
 
-use super::calls::{Range, carry_out};
+use super::calls::{Range, Way, carry_out};
 use super::lateness::Moments;
 use super::shape::Shape;
 use super::{Carrier, Words};
@@ -62,12 +62,13 @@ impl OnThread {
             order: Mutex::new(shape.in_order(&shape.order())),
             failure: Mutex::default(),
         });
+        let ways = shape.ways(child)?;
         let (begin, rounds) = channel::<()>();
         let work = {
             let (shared, child, shape) = (shared.clone(), child.clone(), shape.clone());
             move || {
                 while rounds.recv().is_ok() {
-                    let carried = shared.carry_round(&child, &shape);
+                    let carried = shared.carry_round(&child, &shape, &ways);
                     if let Err(error) = carried {
                         return shared.fail(error);
                     }
@@ -163,7 +164,7 @@ impl Drop for OnThread {
 
 impl Shared {
     /// Carries the partitions of one round, each when it is ready.
-    fn carry_round(&self, child: &Comm, shape: &Shape) -> Result<()> {
+    fn carry_round(&self, child: &Comm, shape: &Shape, ways: &[Way]) -> Result<()> {
         let order = self.order.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for (partition, range) in &order {
             let is_ready = || {
@@ -172,7 +173,8 @@ impl Shared {
             };
             let waits = || format!("rank {} waits until its partition {partition} is ready", self.rank);
             self.wait().until(is_ready, waits)?;
-            carry_out(child, &shape.call, *range, shape.options.as_deref(), Stream::default())?;
+            let (part, options) = ((*range, ways[*partition]), shape.options.as_deref());
+            carry_out(child, &shape.call, part, options, Stream::default())?;
             self.arrived[*partition].store(1, Ordering::Release);
         }
         Ok(())

@@ -490,7 +490,7 @@ mod tests {
     fn call(count: u64) -> Call {
         let (collective, dtype) = (Collective::AllReduce, DataType::Float32);
         let (op, scalar) = (ReduceOp::Max, Scalar::Immediate(0));
-        Call { collective, count, dtype, op, scalar, root: 0, input: 64, output: 64 }
+        Call { collective, count, dtype, op, scalar, root: 0, input: 64, output: 64, gap: 0 }
     }
 
     #[test]

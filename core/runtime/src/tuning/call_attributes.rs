@@ -68,7 +68,7 @@ impl Windows {
         let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
         let blocks = [call.collective.input_blocks(ranks), call.collective.output_blocks(ranks)];
         [call.input, call.output].iter().zip(blocks).all(|(&addr, blocks)| {
-            let end = addr.saturating_add(call.block_bytes() * u64::from(blocks));
+            let end = addr.saturating_add(call.extent(blocks));
             // A rank without a buffer has nothing to register.
             addr == 0 || list.iter().any(|(base, bytes)| *base <= addr && end - base <= *bytes)
         })
@@ -109,6 +109,7 @@ mod tests {
             root: 0,
             input,
             output,
+            gap: 0,
         };
         assert!(!windows.hold(&call(1000, 2000), 4));
         windows.add(1000, 40);

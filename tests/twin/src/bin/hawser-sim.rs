@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use hawser_twin::cases;
 use hawser_twin::holdings::resident_kib;
+use hawser_twin::loopback::stand_apart;
 use hawser_twin::run::{run, warm_up};
 use hawser_twin::shrink::{arguments, shrink};
 use hawser_twin::turns;
@@ -202,6 +203,10 @@ fn batch(wanted: &Wanted) -> ExitCode {
         && !plant(name)
     {
         println!("FINDING no bug {name} can be planted here: build with --features planted");
+        return ExitCode::from(2);
+    }
+    if let Err(error) = stand_apart() {
+        println!("FINDING a loopback interface of this process: {error}");
         return ExitCode::from(2);
     }
     if !wanted.real_time {

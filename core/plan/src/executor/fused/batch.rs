@@ -64,6 +64,7 @@ impl Gathering {
 /// True if a call needs its blocks only once, and its words are the protocol of batches.
 fn is_small(plan: &FusedPlan) -> bool {
     plan.kernel.route == Route::FUSED_LL
+        && !plan.is_apart
         && plan.args.most > 0
         && rounds(Route::FUSED_LL, plan.args.most, plan.blocks, plan.threads, 0) == 1
 }

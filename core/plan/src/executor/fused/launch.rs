@@ -24,6 +24,8 @@ pub struct FusedPlan {
     pub(super) shape: Shape,
     /// Bytes of an element.
     pub(super) element: u64,
+    /// True if blocks of a buffer lie apart ([`Call::gap`]), which `shape` does not say.
+    pub(super) is_apart: bool,
     /// True if all offsets are multiples of a pack.
     aligned: bool,
     /// Bytes of input and output that this rank has.
@@ -44,7 +46,7 @@ impl FusedPlan {
         let op = device_op(call);
         let bytes = call.block_bytes();
         let mut parts = Parts::new(rank, ranks);
-        parts.fill(call.collective, choice.key.algorithm, call.root, bytes);
+        parts.fill(call, choice.key.algorithm);
         let Parts { mut args, flow, has_dst, shape, .. } = parts;
         args.flow = flow;
         args.most = longest_part(call.collective, choice.key.algorithm, bytes, ranks);
@@ -73,15 +75,27 @@ impl FusedPlan {
         let aligned = offsets.fold(0, |all, offset| all | offset) % PACK_BYTES == 0;
         let dtype = if op == DeviceOp::Copy { DataType::Uint8 } else { call.dtype };
         let kernel = KernelKey::new(op, dtype, choice.route);
-        let blocks_of = |some: bool, blocks: u32| if some { bytes * u64::from(blocks) } else { 0 };
+        let blocks_of = |some: bool, blocks: u32| if some { call.extent(blocks) } else { 0 };
         let (collective, root) = (call.collective, call.root);
         let used = [
             blocks_of(collective.has_input(rank, root), collective.input_blocks(ranks)),
             blocks_of(collective.has_output(rank, root), collective.output_blocks(ranks)),
         ];
         let needs_two_buffers = collective == Collective::AllToAll;
-        let element = call.dtype.size() as u64;
-        Self { args, has_dst, shape, element, aligned, used, needs_two_buffers, kernel, blocks, threads }
+        let (element, is_apart) = (call.dtype.size() as u64, call.gap > 0);
+        Self {
+            args,
+            has_dst,
+            shape,
+            element,
+            is_apart,
+            aligned,
+            used,
+            needs_two_buffers,
+            kernel,
+            blocks,
+            threads,
+        }
     }
 
     /// The part of the ranks' heaps that the plan's kernel uses.

@@ -3,7 +3,7 @@
 use hawser_kernels_abi::fused::{
     CUT, Flow, FusedArgs, NO_RANK, OWN, REDUCE, SAME, SECOND, SPREAD_DST, SPREAD_SRC,
 };
-use hawser_types::{Algorithm, Collective};
+use hawser_types::{Algorithm, Call, Collective};
 
 use crate::executor::launch::PACK_BYTES;
 
@@ -22,6 +22,8 @@ pub(super) struct Parts {
     /// All peers, by k and by rank.
     all_k: u8,
     all_p: u8,
+    /// Bytes from one block of a buffer to the next.
+    step: u64,
 }
 
 /// The places of parts, in few numbers: offsets and lengths follow from them
@@ -47,15 +49,16 @@ impl Parts {
         let shape = Shape { part: 0, total: 0, flags: 0, skipped: NO_RANK };
         let (rank, ranks) = (rank as usize, ranks as usize);
         let flow = Flow::default();
-        Self { args, flow, has_dst: 0, shape, rank, ranks, all_k: everyone & !1, all_p }
+        Self { args, flow, has_dst: 0, shape, rank, ranks, all_k: everyone & !1, all_p, step: 0 }
     }
 
-    /// Everything for a collective whose blocks have `bytes` bytes.
-    pub fn fill(&mut self, collective: Collective, algorithm: Algorithm, root: u32, bytes: u64) {
+    /// Everything for a call by an algorithm.
+    pub fn fill(&mut self, call: &Call, algorithm: Algorithm) {
         use Collective as C;
         let two_hops = algorithm == Algorithm::AllPairs;
-        let root = root as usize;
-        match collective {
+        let (root, bytes) = (call.root as usize, call.block_bytes());
+        self.step = call.step_bytes();
+        match call.collective {
             C::AllReduce if two_hops => self.all_reduce_in_shards(bytes),
             C::Broadcast if two_hops => self.broadcast_in_shards(root, bytes),
             C::Reduce if two_hops => self.reduce_in_shards(root, bytes),
@@ -100,22 +103,22 @@ impl Parts {
 
     fn all_gather(&mut self, bytes: u64) {
         self.equal_parts(bytes);
-        self.keep_blocks(bytes);
+        self.keep_blocks();
         (self.flow.form, self.flow.send1, self.flow.recv1) = (SAME, self.all_k, self.all_p);
         self.flow.keep = 1 << self.rank;
     }
 
     fn reduce_scatter(&mut self, bytes: u64) {
         self.equal_parts(bytes);
-        self.send_blocks(bytes);
+        self.send_blocks();
         self.keep_at(self.rank, 0);
         (self.flow.form, self.flow.send1, self.flow.recv1) = (REDUCE | OWN, self.all_k, self.all_p);
     }
 
     fn all_to_all(&mut self, bytes: u64) {
         self.equal_parts(bytes);
-        self.send_blocks(bytes);
-        self.keep_blocks(bytes);
+        self.send_blocks();
+        self.keep_blocks();
         (self.flow.send1, self.flow.recv1) = (self.all_k, self.all_p);
         self.flow.keep = 1 << self.rank;
     }
@@ -123,7 +126,7 @@ impl Parts {
     fn gather(&mut self, root: usize, bytes: u64) {
         self.equal_parts(bytes);
         if self.rank == root {
-            self.keep_blocks(bytes);
+            self.keep_blocks();
             (self.flow.recv1, self.flow.keep) = (self.all_p, 1 << root);
         } else {
             self.flow.send1 = 1 << self.k_of(root);
@@ -134,7 +137,7 @@ impl Parts {
         self.equal_parts(bytes);
         self.keep_at(root, 0);
         if self.rank == root {
-            self.send_blocks(bytes);
+            self.send_blocks();
             (self.flow.send1, self.flow.keep) = (self.all_k, 1 << root);
         } else {
             self.flow.recv1 = 1 << root;
@@ -192,17 +195,17 @@ impl Parts {
     }
 
     /// Rank `p` gets block `p` of the input.
-    fn send_blocks(&mut self, bytes: u64) {
+    fn send_blocks(&mut self) {
         self.shape.flags |= SPREAD_SRC;
         for k in 0..self.ranks {
-            self.args.src[k] = ((self.rank + k) % self.ranks) as u64 * bytes;
+            self.args.src[k] = ((self.rank + k) % self.ranks) as u64 * self.step;
         }
     }
 
     /// Keeps what comes from rank `p` as block `p` of the output.
-    fn keep_blocks(&mut self, bytes: u64) {
+    fn keep_blocks(&mut self) {
         self.shape.flags |= SPREAD_DST;
-        (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * bytes));
+        (0..self.ranks).for_each(|p| self.keep_at(p, p as u64 * self.step));
     }
 
     /// Cuts `bytes` bytes of input and output into a shard for each owner.

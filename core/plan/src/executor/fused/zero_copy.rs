@@ -53,7 +53,7 @@ pub(super) fn refused(call: &Call, key: &ProgramKey, topology: &Topology) -> Opt
     }
     let blocks =
         call.collective.input_blocks(topology.size()).max(call.collective.output_blocks(topology.size()));
-    if blocks > 1 && !bytes.is_multiple_of(PACK_BYTES) {
+    if blocks > 1 && !(bytes | call.step_bytes()).is_multiple_of(PACK_BYTES) {
         return Some(format!("parts of {bytes} bytes are no multiple of {PACK_BYTES}"));
     }
     (most < LEAST_PART).then(|| format!("parts of {most} bytes are too small for zero_copy"))

@@ -52,6 +52,7 @@ fn call() -> Call {
         root: 0,
         input: 16,
         output: 16,
+        gap: 0,
     }
 }
 
