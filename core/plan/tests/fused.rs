@@ -14,7 +14,7 @@ use hawser_plan::executor::fused::zero_copy;
 use hawser_plan::executor::fused::{self, Area, FusedArgs, FusedPlan, OWN, REDUCE, SAME, SECOND};
 use hawser_plan::layout::Part;
 use hawser_plan::topology::{DeviceKind, Link};
-use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route, Topology};
+use hawser_plan::{Algorithm, Call, Collective, DataType, Executor, PlanConfig, ReduceOp, Route, Topology};
 use proptest::prelude::*;
 
 const SYM: [Route; 3] = [Route::FUSED_LL, Route::FUSED_LL128, Route::FUSED_SIMPLE];
@@ -316,7 +316,9 @@ fn blocks_that_lie_apart_are_found() {
             }
         }
     }
-    let (topology, config) = (one_host(2), PlanConfig::default());
+    let topology =
+        Topology { direct: true, ..Topology::single_host(2, DeviceKind::Cuda { sm: 90 }, Link::NvLink) };
+    let config = PlanConfig::default();
     for collective in [Collective::ReduceScatter, Collective::AllGather, Collective::AllToAll] {
         let apart = Call { gap: 4, ..call(collective, 1 << 20, 0, 0, false) };
         let decision = choose(&apart, &topology, &config).unwrap();
@@ -329,7 +331,7 @@ fn blocks_that_lie_apart_are_found() {
             assert_eq!((input, output), (used(inputs), used(u64::from(collective.output_blocks(2)))));
         }
         // Nobody else serves them.
-        let forced = PlanConfig { routes: Routes::default().only(Route::SIMPLE), ..config.clone() };
+        let forced = PlanConfig { routes: PlanConfig::parse_proto("interpreter").unwrap(), ..config.clone() };
         let error = choose(&apart, &topology, &forced).unwrap_err().to_string();
         assert!(error.contains("only fused kernels serve blocks that lie apart"), "{error}");
     }

@@ -23,8 +23,8 @@ pub struct Call {
     pub input: u64,
     /// Address of the output buffer, 0 where this rank has none.
     pub output: u64,
-    /// Elements between two blocks of a buffer that has several, which the call leaves alone: 0 unless it is a
-    /// range of the blocks of a larger call. Equal on all ranks.
+    /// Elements between two blocks of a buffer that has several, which the call leaves alone: 0 unless it is
+    /// a range of the blocks of a larger call. Equal on all ranks.
     pub gap: u64,
 }
 

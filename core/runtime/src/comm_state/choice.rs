@@ -21,8 +21,8 @@ pub(super) struct Asked {
 }
 
 impl CommState {
-    /// True if kernels serve a call whose blocks lie apart ([`Call::gap`]), with these options, whatever tuners
-    /// advise. All ranks answer alike.
+    /// True if kernels serve a call whose blocks lie apart ([`Call::gap`]), with these options, whatever
+    /// tuners advise. All ranks answer alike.
     pub fn serves_apart(&self, call: &Call, options: Option<&CallOptions>) -> bool {
         let is_free = options.is_none_or(|options| {
             let is_chosen = options.rule.is_some() || options.program.is_some();

@@ -1,8 +1,8 @@
 //! The memory of a network in kernels: what its device code reads and writes, and what the host takes out.
 //!
 //! Queues, the numbers of descriptors that are done, counters and signals lie in memory of the host, which
-//! kernels reach; only the host writes the last three. Behind them is a buffer for bytes that stay on this GPU,
-//! which its driver would copy by a kernel. The rest is device memory that kernels alone use.
+//! kernels reach; only the host writes the last three. Behind them is a buffer for bytes that stay on this
+//! GPU, which its driver would copy by a kernel. The rest is device memory that kernels alone use.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

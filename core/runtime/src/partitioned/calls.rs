@@ -190,6 +190,18 @@ mod tests {
         );
     }
 
+    #[test]
+    fn a_range_of_blocks_is_a_call_whose_blocks_lie_apart() {
+        let whole = Call { input: 1_000, output: 0, ..call(Collective::ReduceScatter, 3 * 10 * 4) };
+        let part = apart(&whole, Range { first: 4, count: 3 });
+        assert_eq!((part.count, part.gap, part.input, part.output), (3, 7, 1_016, 0));
+        assert_eq!((part.step_bytes(), part.extent(3), part.extent(0)), (40, 92, 0));
+        // A rehearsal has room for its gaps.
+        let range = Range { first: 4, count: 3 };
+        assert_eq!(rehearsal_bytes(&whole, (range, Way::Apart), 3), [512, 28]);
+        assert_eq!(rehearsal_bytes(&whole, (Range { count: 40, ..range }, Way::Several), 3), [512, 160]);
+    }
+
     fn call(collective: Collective, bytes: u64) -> Call {
         Call::of_bytes(collective, bytes, hawser_plan::DataType::Float32, 0, 3)
     }

@@ -4,8 +4,9 @@
 use std::sync::Barrier;
 
 use hawser_device::cuda::fake::{fake, with_fake_driver};
-use hawser_plan::{Collective, DataType};
+use hawser_plan::{CallOptions, Collective, DataType, Selection};
 
+use super::calls::Way;
 use super::*;
 use crate::comm::{Config, unique_id};
 
@@ -60,6 +61,73 @@ fn a_round_that_ends_without_a_partition_names_it() {
         drop(partitioned);
         comm.destroy().unwrap();
     });
+}
+
+#[test]
+fn a_partition_of_blocks_is_one_launch_where_kernels_serve_it() {
+    let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
+    let name = "a_partition_of_blocks_is_one_launch_where_kernels_serve_it";
+    with_fake_driver(module_path!(), name, &env, || {
+        if hawser_kernels::FATBINS.is_empty() {
+            return;
+        }
+        let (id, both) = (unique_id().unwrap(), &Barrier::new(2));
+        std::thread::scope(|scope| {
+            let ranks = [0, 1].map(|rank| scope.spawn(move || blocks_of_rank(id, rank, both)));
+            for rank in ranks {
+                rank.join().unwrap();
+            }
+        });
+    });
+}
+
+/// Partitions of a rank that go in one launch, in two, and as a collective's only block.
+fn blocks_of_rank(id: crate::UniqueId, rank: u32, both: &Barrier) {
+    let comm = Comm::init(&[id], 2, rank, rank, Config::default()).unwrap();
+    let device = hawser_device::cuda::open(rank).unwrap();
+    let buffer = device.alloc_as_user(16_000).unwrap();
+    let stream = device.stream().unwrap();
+    let interpreted = CallOptions {
+        selection: Selection::default().by_executor("interpreter").unwrap(),
+        ..CallOptions::default()
+    };
+    for (collective, options, way) in [
+        (Collective::ReduceScatter, None, Way::Apart),
+        (
+            Collective::AllGather,
+            Some(CallOptions { max_ctas: Some(4), ..CallOptions::default() }),
+            Way::Apart,
+        ),
+        (Collective::AllToAll, None, Way::Apart),
+        (Collective::ReduceScatter, Some(interpreted), Way::Several),
+        (Collective::AllReduce, None, Way::Whole),
+    ] {
+        let mut call = hawser_plan::Call::of_bytes(collective, 8_000, DataType::Float32, 0, 2);
+        (call.input, call.output) = (buffer.addr, buffer.addr + 8_000);
+        let counts = vec![call.count - 400, 400];
+        let options = options.map(Box::new);
+        let shape = Shape { call, counts, order: vec![], arrivals: 1, options };
+        let partitioned = Partitioned::init(&comm, shape.clone()).unwrap();
+        assert_eq!(shape.ways(&partitioned.child).unwrap(), [way; 2], "{collective:?}");
+        static TURN: Mutex<()> = Mutex::new(());
+        both.wait();
+        let turn = TURN.lock().unwrap();
+        partitioned.start(stream.stream).unwrap();
+        for partition in 0..2 {
+            let before = fake("fake_launches");
+            partitioned.ready(partition, stream.stream).unwrap();
+            let launches = fake("fake_launches") - before;
+            assert!(
+                if way == Way::Several { launches > 1 } else { launches == 1 },
+                "{collective:?}: {launches}"
+            );
+        }
+        partitioned.finish(stream.stream).unwrap();
+        drop(turn);
+        both.wait();
+        drop(partitioned);
+    }
+    comm.destroy().unwrap();
 }
 
 /// Launches, waits for words and waits for events of a step.

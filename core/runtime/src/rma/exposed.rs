@@ -116,8 +116,8 @@ impl Exposed {
         self.device.copy_and_wait(self.stream()?, to, from, bytes)
     }
 
-    /// The same without multiprocessors of this GPU, which kernels that wait for these bytes may fill; through
-    /// `bounce` ([`hawser_device::Streams::copy_beside_kernels`]) where it has to be.
+    /// The same without multiprocessors of this GPU, which kernels that wait for these bytes may fill;
+    /// through `bounce` ([`hawser_device::Streams::copy_beside_kernels`]) where it has to be.
     ///
     /// # Errors
     /// The device refused.
