@@ -3,8 +3,8 @@
 //! The thread looks through the queues of all networks, and carries each descriptor out to its end before it
 //! takes the next of that queue. Bytes for ranks of the load-store team go into their windows by this GPU's
 //! copy engines alone, since kernels may fill the multiprocessors while they wait for them; those for all
-//! others, and all signals, are messages of `rma/`, in the order of descriptors. Bytes of others that a kernel
-//! wants are asked for, and their owner's thread sends them as a put.
+//! others, and all signals, are messages of `rma/`, in the order of descriptors. Bytes of others that a
+//! kernel wants are asked for, and their owner's thread sends them as a put.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
