@@ -48,6 +48,21 @@ fn the_same_seed_gives_the_same_trace() {
     }
 }
 
+/// Threads and caches that worlds leave behind are in the next one's way, and always in the same way.
+#[test]
+fn worlds_of_one_process_come_again_one_after_the_other() {
+    for (seed, after) in [("101", "5"), ("97", "1")] {
+        let trace = || simulate(&["--seed", seed, "--after", after, "--trace"]);
+        let first = trace();
+        assert_eq!(first.matches("\nworld ").count(), 12, "{first}");
+        assert_eq!(first, trace(), "seed {seed} after {after}");
+    }
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_hawser-sim")).args(["--seed", "9", "--after", "2"]).output();
+    let text = String::from_utf8_lossy(&output.unwrap().stderr).into_owned();
+    assert!(text.contains("--after 2: no world of the process of 9"), "{text}");
+}
+
 /// Worlds in which something dies, and what their traces say of that.
 const DEATHS: [(u64, &str); 3] = [(92, "Process"), (327, "Host"), (96, "Switch(Silent)")];
 

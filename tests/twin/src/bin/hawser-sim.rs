@@ -3,6 +3,7 @@
 //! ```text
 //! hawser-sim --seed S [--worlds N | --minutes M] [--jobs J] [--shrink]     worlds of S, S + 1, …
 //! hawser-sim --seed S [--without 3,7] [--trace]                            one world
+//! hawser-sim --seed S --after F [--trace]                                  one world behind those before it
 //! hawser-sim --seed S --worlds N --plant NAME --first                       until a planted bug is found
 //! hawser-sim --case NAME [--trace]                                         one in which a bug was found
 //! hawser-sim --world W --seed S [--worlds N]                               the world of W by other turns
@@ -10,8 +11,9 @@
 //!
 //! With `--real-time`, threads run as the kernel lets them and waits take their time.
 //!
-//! Worlds run in processes of their own, some hundred in each. Ends with 1 if an invariant broke; the line
-//! says how to see it again.
+//! Worlds run in processes of their own, 64 in each, one after the other. Ends with 1 if an invariant broke;
+//! the line says how to see it again: the world alone, or behind those of its process, which leave behind
+//! threads and caches, and which `--after` names by the first.
 
 use std::collections::BTreeSet;
 use std::process::{Command, ExitCode, Stdio};
@@ -75,6 +77,8 @@ struct Wanted {
     time: Option<Duration>,
     jobs: u64,
     stride: u64,
+    /// The first world of the process, of those that came before.
+    after: Option<u64>,
     without: BTreeSet<Part>,
     case: Option<String>,
     world: Option<u64>,
@@ -98,7 +102,10 @@ fn main() -> ExitCode {
     match (is_child, wanted.worlds == 1 && wanted.time.is_none()) {
         (true, _) => batch(&wanted),
         (false, true) => {
-            let mut arguments = arguments(wanted.seed, &wanted.without);
+            let mut arguments = match wanted.after {
+                None => arguments(wanted.seed, &wanted.without),
+                Some(first) => one_after_the_other(first, (wanted.seed - first) / STRIDE + 1),
+            };
             arguments.extend(wanted.passed_on());
             arguments.extend(wanted.trace.then(|| "--trace".to_owned()));
             let status = child(wanted.world_of(wanted.seed), &arguments).status();
@@ -119,6 +126,7 @@ fn wanted() -> Result<Wanted, String> {
         time: None,
         jobs: 1,
         stride: 1,
+        after: None,
         without: BTreeSet::new(),
         case: None,
         world: None,
@@ -138,6 +146,7 @@ fn wanted() -> Result<Wanted, String> {
             "--seed" => wanted.seed = number()?,
             "--worlds" => wanted.worlds = number()?.max(1),
             "--minutes" => wanted.time = Some(Duration::from_secs(60 * number()?.clamp(1, 10_000))),
+            "--after" => wanted.after = Some(number()?),
             "--stride" => wanted.stride = number()?.max(1),
             "--jobs" => wanted.jobs = number()?.clamp(1, 256),
             "--without" => {
@@ -154,6 +163,11 @@ fn wanted() -> Result<Wanted, String> {
             "--real-time" => wanted.real_time = true,
             other => return Err(format!("{other} is not known: see docs/simulate.md")),
         }
+    }
+    if let Some(first) = wanted.after
+        && (first > wanted.seed || first % STRIDE != wanted.seed % STRIDE)
+    {
+        return Err(format!("--after {first}: no world of the process of {}", wanted.seed));
     }
     Ok(wanted)
 }
@@ -307,9 +321,7 @@ fn next_batch(wanted: &Wanted, number: u64) -> Option<(u64, u64)> {
 
 /// Runs worlds from `seed` on in a process of their own, counts what they came to, and prints findings.
 fn run_batch(wanted: &Wanted, (job, seed, worlds): (u64, u64, u64), tally: &Tally) {
-    let [stride, first, count] = [STRIDE, seed, worlds].map(|number| number.to_string());
-    let arguments = ["--stride".to_owned(), stride, "--seed".to_owned(), first, "--worlds".to_owned(), count];
-    let mut command = child(wanted.world_of(seed), &arguments);
+    let mut command = child(wanted.world_of(seed), &one_after_the_other(seed, worlds));
     command.args(wanted.passed_on()).env(JOB, job.to_string());
     let output = command.stderr(Stdio::null()).output().expect("this program starts again");
     let add = |to: &AtomicU64, by: u64| to.fetch_add(by, Ordering::Relaxed);
@@ -325,20 +337,27 @@ fn run_batch(wanted: &Wanted, (job, seed, worlds): (u64, u64, u64), tally: &Tall
         } else if line.starts_with("FINDING") && was_failed != Some(at) {
             was_failed = Some(at);
             add(&tally.failed, 1);
-            report(wanted, at, line);
+            report(wanted, (at, seed), line);
         }
     }
     if !output.status.success() && was_failed.is_none() {
         add(&tally.failed, 1);
-        report(wanted, at, &format!("FINDING the process ended with {}", output.status));
+        report(wanted, (at, seed), &format!("FINDING the process ended with {}", output.status));
     }
 }
 
-/// Prints the one line by which a world is seen again.
-fn report(wanted: &Wanted, seed: u64, finding: &str) {
+/// The arguments of a process that runs worlds from a seed on.
+fn one_after_the_other(first: u64, worlds: u64) -> Vec<String> {
+    let [stride, first, count] = [STRIDE, first, worlds].map(|number| number.to_string());
+    ["--stride".to_owned(), stride, "--seed".to_owned(), first, "--worlds".to_owned(), count].into()
+}
+
+/// Prints the one line by which a world is seen again, and what it takes if it does not fail alone.
+fn report(wanted: &Wanted, (seed, first): (u64, u64), finding: &str) {
     let commit = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
     let commit = commit.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
-    println!("{finding}\n  commit {}: hawser-sim --seed {seed}", commit.unwrap_or_default());
+    let commit = commit.unwrap_or_default();
+    println!("{finding}\n  commit {commit}: hawser-sim --seed {seed}, or --seed {seed} --after {first}");
     if wanted.shrink {
         show_smaller(seed, &wanted.without);
     }

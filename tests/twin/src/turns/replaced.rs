@@ -138,8 +138,13 @@ fn stay_on(processor: usize) {
     }
 }
 
-/// From now on all draws follow from this seed.
+/// The time after which threads with nothing to do have come to rest.
+const REST: Duration = Duration::from_secs(5);
+
+/// From now on all draws follow from this seed, once what came before has come to rest.
 pub fn reseed(seed: u64) {
+    let Some(now) = with(|turns, _| turns.schedule.now()) else { return };
+    wait(State::Sleep, Some(now + REST));
     with(|turns, _| turns.schedule.reseed(seed));
 }
 
