@@ -47,6 +47,15 @@ pub struct Known {
     pub is_cut: bool,
 }
 
+impl Inner {
+    /// True if a rank has to wait for others of some ranks at a meeting that it has come to.
+    fn must_wait(&self, meeting: (usize, usize), rank: usize, ranks: &BTreeSet<usize>) -> bool {
+        let come = &self.met[&meeting];
+        let is_awaited = |rank: &usize| !come.contains(rank) && !self.dead.contains(rank);
+        if self.dead.contains(&rank) { !self.is_over } else { ranks.iter().any(is_awaited) }
+    }
+}
+
 impl Fates {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -97,14 +106,11 @@ impl Fates {
         inner.decided.entry(act).or_insert(known).clone()
     }
 
-    /// Waits until all of some ranks that are not dead have come to a meeting of an act.
+    /// Waits until all of some ranks that are not dead have come to a meeting of an act. Who dies meanwhile
+    /// stays until the world is over: it would take its leave of the others otherwise.
     pub fn meet(&self, (act, number): (usize, usize), rank: usize, ranks: &BTreeSet<usize>) {
         self.change(|inner| inner.met.entry((act, number)).or_default().insert(rank));
-        drop(self.wait_while(|inner| {
-            let come = &inner.met[&(act, number)];
-            let is_awaited = |rank: &usize| !come.contains(rank) && !inner.dead.contains(rank);
-            !inner.dead.contains(&rank) && ranks.iter().any(is_awaited)
-        }));
+        drop(self.wait_while(|inner| inner.must_wait((act, number), rank, ranks)));
     }
 
     /// Waits until all ranks that are not dead have played all their scenes. The threads of those that are
@@ -183,5 +189,24 @@ impl Fates {
             }
             drop(self.changed.wait_timeout(inner, left));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dead_are_not_awaited_and_do_nothing_until_the_world_is_over() {
+        let (meeting, ranks) = ((0, 0), BTreeSet::from([0, 1]));
+        let mut inner = Inner::default();
+        inner.met.insert(meeting, BTreeSet::from([0]));
+        assert!(inner.must_wait(meeting, 0, &ranks));
+        inner.dead.insert(1);
+        assert!(!inner.must_wait(meeting, 0, &ranks));
+        inner.dead.insert(0);
+        assert!(inner.must_wait(meeting, 0, &ranks));
+        inner.is_over = true;
+        assert!(!inner.must_wait(meeting, 0, &ranks));
     }
 }

@@ -9,10 +9,13 @@ use crate::fates::Known;
 use crate::run::{Cast, Scene, Stage};
 use crate::step::{WRONG, carry_out};
 use crate::turns;
-use crate::world::{Act, How, Leave, OnError, Pause, Step, Then};
+use crate::world::{Act, How, LONGEST_STOP, Leave, OnError, Pause, Step, Then};
 
 /// Nothing that a rank does may take so long: it would be a deadline that ended it.
 const LONG: Duration = Duration::from_secs(12);
+
+/// The deadline of an operation in all worlds, `HAWSER_OP_TIMEOUT`.
+const DEADLINE: Duration = Duration::from_secs(20);
 
 /// The doing of a rank while it waits for those of its own world, outside of the library.
 const MEETS: &str = "meets the others";
@@ -305,7 +308,7 @@ impl Player<'_> {
         let doing = (format!("act {}: {text}", scene.number), now);
         let before = self.stage.notes().doing.insert(self.rank, doing);
         if let Some((text, since)) = before
-            && now - since >= LONG
+            && now - since >= longest(&self.stage.world.acts[scene.number])
             && !text.ends_with(MEETS)
             && !self.may_take_long(&text)
         {
@@ -419,6 +422,14 @@ impl Player<'_> {
     }
 }
 
+/// Nothing that a rank does in an act may take so long. One stop is allowed for in [`LONG`]; ranks may wait
+/// for several, one after the other. A wait that its deadline ends is always longer.
+fn longest(act: &Act) -> Duration {
+    let stop = |step: &Step| if let Step::Stop(_, _, time, _) = step { *time } else { 0 };
+    let stops = Duration::from_millis(act.steps.iter().map(stop).sum());
+    (LONG + stops.saturating_sub(LONGEST_STOP)).min(DEADLINE - Duration::from_secs(1))
+}
+
 /// True if a text names a rank, alone or in a list.
 fn names(text: &str, rank: u32) -> bool {
     let is_in = |list: &str| {
@@ -430,7 +441,33 @@ fn names(text: &str, rank: u32) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::names;
+    use std::time::Duration;
+
+    use super::{DEADLINE, LONG, longest, names};
+    use crate::world::{Act, Drawn, Step, Then};
+    use hawser_types::{Collective, DataType, ReduceOp};
+
+    /// Two that follow each other make a third rank wait for both; no number of them hides a deadline.
+    #[test]
+    fn stops_may_follow_each_other() {
+        let drawn = Drawn {
+            collective: Collective::AllReduce,
+            dtype: DataType::Int32,
+            op: ReduceOp::Sum,
+            root: 0,
+            count: 1,
+            in_place: false,
+            shift: 0,
+        };
+        let of = |stops: &[u64]| {
+            let steps = stops.iter().map(|time| Step::Stop(0, 0, *time, drawn)).collect();
+            longest(&Act { steps, leave: None, then: Then::Fresh })
+        };
+        assert_eq!((of(&[]), of(&[7_999])), (LONG, LONG));
+        let two = of(&[5_084, 7_792]);
+        assert!(two > Duration::from_millis(5_084 + 7_792) && two < DEADLINE);
+        assert!(of(&[8_000; 5]) < DEADLINE);
+    }
 
     #[test]
     fn a_rank_is_named_alone_or_in_a_list() {

@@ -5,9 +5,13 @@
 //! without some of them: so a failing one is made small.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use hawser_net_sim::{Conditions, Cut, Draws};
 use hawser_types::{Collective, DataType, ReduceOp};
+
+/// The longest time for which a step stops a rank.
+pub const LONGEST_STOP: Duration = Duration::from_secs(8);
 
 /// The number of a part of a world.
 pub type Part = usize;
@@ -395,7 +399,7 @@ fn draw_step(draws: &mut Draws) -> Step {
             }
         },
         18 => {
-            let longest = if draws.percent(10) { 8_000 } else { 300 };
+            let longest = if draws.percent(10) { LONGEST_STOP.as_millis() as u64 } else { 300 };
             let (after, time) = (draws.below(2_000), 1 + draws.below(longest));
             Step::Stop(draws.below(8) as usize, after, time, draw_collective(draws))
         }

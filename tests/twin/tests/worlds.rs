@@ -37,6 +37,15 @@ fn who_dies_in_the_middle_of_a_change_of_rules_is_named() {
     simulate(&["--seed", "2021986"]);
 }
 
+/// Worlds as their seeds draw them today, in which a rank was stopped while another one died:
+///
+/// * one died between its hello to the root and the table of addresses, and nobody got the table then;
+/// * all others told the one that was stopped of broken connections, and were blamed for them.
+#[test]
+fn who_dies_while_the_centre_is_stopped_is_named() {
+    ["40009689", "40063209"].iter().for_each(|seed| _ = simulate(&["--seed", seed]));
+}
+
 /// The trace has the moment of each step, so it differs as soon as one turn does.
 #[test]
 fn the_same_seed_gives_the_same_trace() {

@@ -110,6 +110,10 @@ impl Roster {
             }
             _ => false,
         };
+        // Another rank may have learned of a death earlier, above all if this one was stopped meanwhile.
+        if let (End::Died(_), Some((End::Died(_), at))) = (end, &mut fate.gone) {
+            *at = since.min(*at);
+        }
         drop(fates);
         self.is_quiet.store(false, Ordering::Release);
         self.changed.notify_all();
@@ -130,7 +134,8 @@ impl Roster {
             let (end, at) = fate.gone.clone()?;
             Some((*rank, end, at.elapsed()))
         });
-        failed.chain(gone).collect()
+        // First what explains a failure.
+        gone.chain(failed).collect()
     }
 
     /// True if a rank has left, died or failed.
@@ -406,6 +411,20 @@ mod tests {
         roster.check(3, moments_ago, false).unwrap();
         assert_eq!(roster.check(3, moments_ago, true).unwrap_err().peer, Some(2));
         assert_eq!(roster.check(3, long_ago(), false).unwrap_err().peer, Some(2));
+    }
+
+    /// A rank that was stopped notices the end of another one when it goes on, and hears then who failed
+    /// before.
+    #[test]
+    fn the_moment_of_a_death_is_that_at_which_the_first_rank_learned_of_it() {
+        let roster = roster(1);
+        roster.note(0, &died(), Duration::ZERO);
+        roster.note(3, &failed(None), LONG);
+        assert_eq!(roster.verdict().unwrap().peer, Some(3));
+        assert!(!roster.note(0, &died(), LONG), "it is known");
+        assert_eq!(roster.verdict().unwrap().peer, Some(0));
+        let told: Vec<u32> = roster.all().into_iter().map(|(rank, ..)| rank).collect();
+        assert_eq!(told, [0, 3], "the cause comes first");
     }
 
     #[test]

@@ -120,7 +120,11 @@ impl Bootstrap {
         // Peers never write there: whatever can be read is the end. One that is being sent to is looked at
         // another time.
         let slot = slot.as_ref().and_then(|slot| slot.try_lock().ok());
-        slot.is_some_and(|slot| slot.as_ref().is_some_and(Stream::is_at_end))
+        slot.is_some_and(|slot| match &*slot {
+            Some(stream) => stream.is_at_end(),
+            // It broke when something was sent: the end of it cannot be seen any more.
+            None => self.roster().absence(peer).is_some(),
+        })
     }
 
     /// An authenticated TCP connection to `peer`.
@@ -179,4 +183,26 @@ impl Dialer {
 pub(super) fn is_own_shortage(error: &Error) -> bool {
     let Some(SystemCode::Errno(code)) = error.code else { return false };
     [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].iter().any(|errno| errno.raw_os_error() == code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::UniqueId;
+    use super::super::tests::{in_threads, patient, settings};
+    use super::*;
+
+    /// The break of the only connection to a rank takes the sign of its end away, which others may look for.
+    #[test]
+    fn a_rank_that_left_is_missed_although_sending_to_it_has_failed() {
+        let id = UniqueId::create(&settings()).unwrap();
+        let join = |rank| Bootstrap::join(&[id], rank, 2, &settings(), &patient()).unwrap();
+        let mut world = in_threads(2, join);
+        let (other, boot) = (world.remove(1), world.remove(0));
+        boot.send(1, 7, b"first", &patient()).unwrap();
+        drop(other);
+        let fails = || boot.send(1, 7, &[0; 4096], &patient()).is_err().then_some(());
+        patient().until(fails, || "a message is refused".to_owned()).unwrap();
+        let has_left = || boot.has_left(1).then_some(());
+        patient().until(has_left, || "rank 0 does not miss rank 1".to_owned()).unwrap();
+    }
 }

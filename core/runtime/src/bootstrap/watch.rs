@@ -11,6 +11,7 @@
 //! A rank that leaves in peace, or whose operation failed, says so before its connection ends.
 
 use super::asking::{Asking, LONGEST_ANSWER};
+use super::centre::LOOK;
 use super::fate::{TEXT_LIMIT, cut, decode, encode};
 use super::peer::Dialer;
 use super::wire::{FrameReader, Incoming, Kind};
@@ -20,7 +21,7 @@ use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::forked::ClosedInChildren;
 use hawser_base::liveness::process::{Found, find};
 use hawser_base::liveness::{End, Identity, Roster};
-use hawser_base::wait::AbortFlag;
+use hawser_base::wait::{AbortFlag, Wait};
 use hawser_oob::socket::{Keepalive, Options};
 use hawser_oob::stream::Stream;
 use hawser_oob::wait::Bell;
@@ -56,7 +57,7 @@ pub(super) struct Watch {
     /// Called once, in the service thread, some time after the first news.
     hook: OnceLock<Hook>,
     /// The time for which another host may give no sign of life.
-    heartbeat: Option<Duration>,
+    pub(super) heartbeat: Option<Duration>,
     pub(super) dialer: Arc<Dialer>,
     /// Raised when the service thread shall end.
     must_end: AbortFlag,
@@ -251,9 +252,19 @@ impl Watch {
     pub fn blame(&self, error: Error) -> Error {
         let error = self.name_the_guilty(error);
         if may_be_consequence(&error) && self.roster.members().len() > 1 {
+            self.look_for_the_cause(&error);
             self.report(&error);
         }
         error
+    }
+
+    /// Looks whether the rank that an error is about is there, if nobody has told of its end: the rank that
+    /// passes news on may be stopped.
+    fn look_for_the_cause(&self, error: &Error) {
+        let is_unknown = |peer: &u32| *peer != self.rank && !self.roster.has_gone(*peer);
+        if let Some(peer) = error.peer.filter(is_unknown).filter(|_| error.kind != ErrorKind::Timeout) {
+            self.look_for(peer, &Wait::new(self.is_over.clone(), Some(LOOK)));
+        }
     }
 
     /// An error with those who are to blame for it, if anybody is known to be.

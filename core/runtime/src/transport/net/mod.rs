@@ -16,6 +16,7 @@ mod events;
 mod fifo;
 mod flags;
 mod link;
+mod loss;
 mod nic;
 mod recorder;
 mod speeds;

@@ -20,6 +20,7 @@ use super::checksum::Mismatch;
 use super::coll::CollLink;
 use super::drain::{self, Drain};
 use super::link::{Around, ConnectionKey, RecvLink, SendLink};
+use super::loss::{Lost, Told};
 use super::teller::Teller;
 use crate::bootstrap::{Bootstrap, Tag};
 use crate::classes::{self, Turns};
@@ -31,11 +32,6 @@ use crate::transport::control::Control;
 
 /// The interval at which messages of other ranks are looked at while nothing moves.
 const LISTEN_EVERY: Duration = Duration::from_micros(200);
-/// The time for which a lost connection waits for its peer's goodbye, which travels another way.
-const GRACE: Duration = Duration::from_secs(1);
-/// The time for which a connection that the peer closed waits beyond that: a peer that failed tells the cause
-/// meanwhile.
-const CAUSE_GRACE: Duration = Duration::from_millis(500);
 /// The pause between two looks whether a sweep is over.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 /// The sends of a connection that the plugin has at a time while all operations are best-effort: what it has,
@@ -68,6 +64,8 @@ pub struct NetTask {
     teller: Teller,
     /// The thread that tells the other ranks of a failure.
     telling: Mutex<Option<JoinHandle<()>>>,
+    /// The threads that look for ranks.
+    looking: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Default)]
@@ -76,6 +74,10 @@ struct Links {
     recvs: Vec<RecvLink>,
     colls: Vec<CollLink>,
     lost: Vec<Lost>,
+    /// The failure that another rank has told of, until it is known who is to blame.
+    told: Option<Told>,
+    /// The peers of lost connections that were looked for.
+    looked_for: FxHashSet<u32>,
     drain: Drain,
     trace: RefCell<Trace>,
 }
@@ -93,6 +95,19 @@ impl Links {
         }
     }
 
+    /// True if something has failed, here or on another rank, and it is not known yet who is to blame.
+    fn have_trouble(&self) -> bool {
+        !self.lost.is_empty() || self.told.is_some()
+    }
+
+    /// The next peer of a lost connection of whose end nobody tells.
+    fn next_to_look_for(&mut self) -> Option<u32> {
+        let is_next = |lost: &&Lost| lost.is_unexplained() && !self.looked_for.contains(&lost.key.peer);
+        let peer = self.lost.iter().find(is_next)?.key.peer;
+        self.looked_for.insert(peer);
+        Some(peer)
+    }
+
     /// True if these ranks need this rank no more, and it has no receive in flight from those that know of
     /// its end.
     fn are_content(&self, told: &[u32]) -> bool {
@@ -100,30 +115,6 @@ impl Links {
         told.iter().all(|peer| self.drain.is_content(*peer))
             && self.sends.iter().all(|link| link.has_filled() || !knows(link.key().peer))
             && self.recvs.iter().all(|link| link.is_idle() || !knows(link.key().peer))
-    }
-}
-
-/// A connection that failed.
-struct Lost {
-    key: ConnectionKey,
-    error: Error,
-    since: Instant,
-    /// Slots that had come.
-    come: u64,
-    /// Slots had not been sent.
-    is_unsent: bool,
-}
-
-impl Lost {
-    /// True if the connection failed on this rank, and not because the peer closed it.
-    fn is_cause(&self) -> bool {
-        self.error.kind != ErrorKind::Remote
-    }
-
-    /// True if nothing more is awaited that could explain the loss.
-    fn is_due(&self) -> bool {
-        let waits = if self.is_cause() { GRACE } else { GRACE + CAUSE_GRACE };
-        self.since.elapsed() > waits
     }
 }
 
@@ -153,6 +144,7 @@ impl NetTask {
             abort: abort.clone(),
             ended,
             telling: Mutex::default(),
+            looking: Mutex::default(),
         }
     }
 
@@ -342,6 +334,8 @@ impl NetTask {
         self.ended.raise();
         self.teller.close();
         self.wait_until_told();
+        let looking = std::mem::take(&mut *self.looking.lock().unwrap_or_else(PoisonError::into_inner));
+        looking.into_iter().for_each(|thread| drop(thread.join()));
         let mut links = self.lock();
         links.sends.iter_mut().for_each(SendLink::close);
         links.recvs.iter_mut().for_each(RecvLink::close);
@@ -406,11 +400,7 @@ impl NetTask {
             match links.lost.iter().find(|lost| lost.key.peer == peer && lost.is_cause()) {
                 // What the peer saw is that this rank's connection to it failed: the cause is here.
                 Some(lost) => self.fail(self.failure(lost)),
-                None => {
-                    let text = format!("rank {peer} reports: {}", String::from_utf8_lossy(&text));
-                    self.control.fail_soon(Error::remote(text).with_peer(peer));
-                    self.ended.raise();
-                }
+                None => drop(links.told.get_or_insert(Told::new(peer, &text))),
             }
         }
     }
@@ -429,6 +419,11 @@ impl NetTask {
             }
             !peaceful
         });
+        if let Some(peer) = links.next_to_look_for() {
+            self.look_for(peer);
+        }
+        let drain = &links.drain;
+        let is_short = |lost: &Lost| drain.is_short(lost.key, lost.come);
         let sure = |lost: &Lost| {
             let may_pass = matches!(lost.error.kind, ErrorKind::Remote | ErrorKind::System);
             !may_pass || Mismatch::is_behind(&lost.error)
@@ -445,6 +440,11 @@ impl NetTask {
             }
             (_, Some(lost), None) => self.fail(self.failure(lost)),
             _ => {}
+        }
+        if let Some(error) = links.told.as_ref().and_then(|told| told.outcome(roster.verdict())) {
+            links.told = None;
+            self.control.fail_soon(error);
+            self.ended.raise();
         }
     }
 
@@ -526,6 +526,15 @@ impl NetTask {
         *self.telling.lock().unwrap_or_else(PoisonError::into_inner) = thread.ok();
     }
 
+    /// Looks in a thread whether a rank is there: who passes news on may be stopped.
+    fn look_for(&self, peer: u32) {
+        let (bootstrap, wait) = (self.bootstrap.clone(), Wait::new(self.abort_flag(), Some(LOOK)));
+        let look = move || bootstrap.look_for(&[peer], 0, &wait, LOOK);
+        // Without a thread it stays unknown.
+        let thread = std::thread::Builder::new().name("hawser-look".into()).spawn(look);
+        self.looking.lock().unwrap_or_else(PoisonError::into_inner).extend(thread);
+    }
+
     /// Waits, for a limited time, until the other ranks know of a failure: connections that close before look
     /// to them as if this rank were the cause.
     fn wait_until_told(&self) {
@@ -584,7 +593,7 @@ impl Task for NetTask {
         if moved {
             classes::moved(self.class());
         }
-        if !moved && self.is_time_to_listen() || !links.lost.is_empty() || links.drain.is_going_on() {
+        if !moved && self.is_time_to_listen() || links.have_trouble() || links.drain.is_going_on() {
             self.listen(&mut links);
             self.judge(&mut links);
             self.thank(&mut links);
