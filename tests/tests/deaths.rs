@@ -171,6 +171,28 @@ fn a_rank_with_a_child_dies() {
     }
 }
 
+/// A growth that begins when the others know of a death, while a child of the dead rank holds its connections
+/// open.
+#[test]
+fn a_growth_after_a_death_names_the_dead() {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().unwrap();
+    let start = |r: u32, steps| rank(&id, (r, 3), steps, &[("NCCL_HOSTID", ["a", "b", "c"][r as usize])]);
+    let mut dies = start(1, &["all_reduce", "fork", "mark", "sleep"]);
+    let steps: &[&str] = &["all_reduce", "fork", "mark", "pause=3000", "grow-once"];
+    let mut others = [0, 2].map(|r| start(r, steps));
+    others.iter_mut().for_each(|process| process.wait_for("mark"));
+    dies.wait_for("mark");
+    let child = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", dies.id())).unwrap();
+    dies.kill();
+    let ended = others.map(Process::end);
+    let is_held = std::path::Path::new("/proc").join(child.trim()).exists();
+    ended.iter().for_each(|ended| ended.expect_error("Remote", &["rank 1 (process", "has died"]));
+    assert!(is_held && !child.is_empty(), "they waited until child {child} let go of the connections");
+}
+
 /// A child is refused, frees nothing of its parent's, and changes no result of it.
 #[test]
 fn a_forked_child_that_calls_is_refused_and_harms_nothing() {

@@ -28,7 +28,7 @@
 //! that sleeps), `fork-calls` (a child that calls what it must not), `misuse=SEED` (wrong calls of several
 //! threads), `late` (one after `destroy`), `break` (the test net fails soon), `flip` (it changes a bit
 //! soon), `stall` (it soon ends no send any more),
-//! `sleep` (until killed), `finalize`, `destroy`, `abort`,
+//! `pause=MS`, `sleep` (until killed), `finalize`, `destroy`, `abort`,
 //! `call=COLLECTIVE/COUNT/TYPE/REDUCTION/ROOT`, `big-send=PEER`, `big-recv=PEER`,
 //! `queued=COUNT`, `child=first|second|late`,
 //! `unmapped[=message]` (a buffer where no memory is), `two[=unmapped]` (two calls in a group),
@@ -219,6 +219,11 @@ fn live(comm: &Comm, step: &str) -> Result<()> {
         }
         "mark" => {
             println!("mark");
+            Ok(())
+        }
+        pause if pause.starts_with("pause=") => {
+            let time = pause["pause=".len()..].parse().map_err(|_| Error::invalid_argument("a pause"))?;
+            std::thread::sleep(Duration::from_millis(time));
             Ok(())
         }
         "sleep" => loop {

@@ -133,9 +133,10 @@ impl Comm {
         let mut config = config.unwrap_or_else(|| Config { name: None, ..self.0.config.clone() });
         config.name.get_or_insert_with(|| format!("{}/{what}", state.name));
         let config = config.placed_as(&self.0.config);
-        // Waits of the job do not end by what has happened to this communicator.
+        // Waits of the job do not end by what has happened to this communicator, unless it needs all ranks.
         let is_over = self.0.abort.is_raised() || !state.bootstrap.roster().is_quiet();
-        let abort = if is_over { AbortFlag::new() } else { self.0.abort.child() };
+        let needs_all = matches!(members, Members::Grown { .. });
+        let abort = if is_over && !needs_all { AbortFlag::new() } else { self.0.abort.child() };
         let child = Self::new(None, self.0.ordinal, config, abort.clone());
         let (job, starting) = (Derive { state, abort, members, what }, Starting(child.clone()));
         let work = Box::new(move |busy| job.carry_out(starting, busy));
