@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use hawser_base::error::{Error, ErrorKind};
 
+use super::drain::Drain;
 use super::link::ConnectionKey;
 
 /// The time for which a lost connection waits for its peer's goodbye, which travels another way.
@@ -30,6 +31,11 @@ impl Lost {
     /// True if the connection failed on this rank, and not because the peer closed it.
     pub fn is_cause(&self) -> bool {
         self.error.kind != ErrorKind::Remote
+    }
+
+    /// True if not all has come that the peer sent.
+    pub fn is_short(&self, drain: &Drain) -> bool {
+        drain.is_short(self.key, self.come)
     }
 
     /// True if neither the peer nor anybody else has said why it closed the connection, though it was time.

@@ -400,7 +400,7 @@ impl NetTask {
             match links.lost.iter().find(|lost| lost.key.peer == peer && lost.is_cause()) {
                 // What the peer saw is that this rank's connection to it failed: the cause is here.
                 Some(lost) => self.fail(self.failure(lost)),
-                None => drop(links.told.get_or_insert(Told::new(peer, &text))),
+                None => _ = links.told.get_or_insert_with(|| Told::new(peer, &text)),
             }
         }
     }
@@ -408,11 +408,10 @@ impl NetTask {
     /// A lost connection is a failure unless its peer went in peace, and all that it sent has come.
     fn judge(&self, links: &mut Links) {
         let drain = &links.drain;
-        let is_short = |lost: &Lost| drain.is_short(lost.key, lost.come);
         links.lost.retain(|lost| {
             let is_done = drain.is_leaving && drain.is_content(lost.key.peer);
             let has_parted = is_done || drain.has_parted(lost.key.peer);
-            let peaceful = has_parted && !is_short(lost) && !Mismatch::is_behind(&lost.error);
+            let peaceful = has_parted && !lost.is_short(drain) && !Mismatch::is_behind(&lost.error);
             if peaceful {
                 let _span = log::enter_connection(self.bootstrap.rank(), lost.key.peer);
                 log::info(Subsys::Net, || format!("rank {} has closed its connections", lost.key.peer));
@@ -422,13 +421,11 @@ impl NetTask {
         if let Some(peer) = links.next_to_look_for() {
             self.look_for(peer);
         }
-        let drain = &links.drain;
-        let is_short = |lost: &Lost| drain.is_short(lost.key, lost.come);
         let sure = |lost: &Lost| {
             let may_pass = matches!(lost.error.kind, ErrorKind::Remote | ErrorKind::System);
             !may_pass || Mismatch::is_behind(&lost.error)
         };
-        let fatal = links.lost.iter().find(|lost| sure(lost) || is_short(lost) || lost.is_due());
+        let fatal = links.lost.iter().find(|lost| sure(lost) || lost.is_short(&links.drain) || lost.is_due());
         // Nobody waits for the words of a peer that has gone, once it is known who is to blame.
         let roster = self.bootstrap.roster();
         let gone = || links.lost.iter().find(|lost| roster.has_gone(lost.key.peer));
