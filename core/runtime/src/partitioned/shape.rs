@@ -84,7 +84,7 @@ impl Shape {
     /// The way in which each partition goes.
     ///
     /// # Errors
-    /// As [`Way::new`].
+    /// The communicator is gone.
     pub fn ways(&self, comm: &Comm) -> Result<Vec<Way>> {
         let numbers: Vec<u32> = (0..self.counts.len() as u32).collect();
         let way = |(_, range)| Way::new(comm, &self.call, range, self.options.as_deref());
