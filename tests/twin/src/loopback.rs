@@ -4,8 +4,8 @@ use std::io::Error;
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-/// Gives this process a network namespace (network_namespaces(7)) of its own where it may have one, so that worlds of many processes
-/// do not use up the ports of one loopback interface. Before there are threads.
+/// Gives this process a network namespace (network_namespaces(7)) of its own where it may have one, so that
+/// worlds of many processes do not use up the ports of one loopback interface. Before there are threads.
 ///
 /// # Errors
 /// The namespace is there, but its loopback interface cannot be brought up.

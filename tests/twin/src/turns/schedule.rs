@@ -134,8 +134,8 @@ impl Schedule {
         schedule
     }
 
-    /// From now on all draws follow from this seed. The clock goes on to the next multiple of its first value,
-    /// where all sleeps end: threads that outlive a world, and go on in the next one, begin it alike.
+    /// From now on all draws follow from this seed. The clock goes on to the next multiple of its first
+    /// value, where all sleeps end: threads that outlive a world, and go on in the next one, begin it alike.
     pub fn reseed(&mut self, seed: u64) {
         self.draws = Draws::new(seed, 1);
         (self.looks, self.quiet, self.ask_at) = (0, 0, self.turns);
