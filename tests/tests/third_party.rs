@@ -8,6 +8,7 @@
 
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use hawser_runtime::unique_id;
 use hawser_tests::process::{Ended, Process};
@@ -84,20 +85,101 @@ fn the_mixed_plugin_gives_its_tuner() {
     }
 }
 
-/// It writes a trace when a communicator ends.
+/// A profiler of others: how it is told what to write and where, and what it has to have written of two
+/// all-reduces of 5000 floats on four ranks.
+struct Watcher {
+    variable: &'static str,
+    settings: fn(&Folder) -> Vec<(&'static str, String)>,
+    check: fn(&Folder, &[Ended]),
+}
+
+/// NCCL's example writes a trace when a communicator ends.
+const EXAMPLE: Watcher = Watcher {
+    variable: "HAWSER_TEST_NCCL_EXAMPLE_PROFILER",
+    settings: |folder| {
+        vec![
+            ("NCCL_PROFILE_EVENT_MASK", "4095".into()),
+            ("NCCL_PROFILE_DUMP_FILE", folder.path("trace")),
+            ("NCCL_ALGO", "Ring".into()),
+        ]
+    },
+    check: expect_traces,
+};
+
+/// NCCL's inspector works with a CUDA driver only. Without one it says so and gets no context, and the job
+/// goes on.
+const INSPECTOR: Watcher = Watcher {
+    variable: "HAWSER_TEST_NCCL_INSPECTOR",
+    settings: |folder| {
+        vec![
+            ("NCCL_INSPECTOR_ENABLE", "1".into()),
+            ("NCCL_INSPECTOR_DUMP_DIR", folder.path("")),
+            ("NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS", "500".into()),
+        ]
+    },
+    check: expect_lines,
+};
+
+/// Google's CoMMA, written in Rust: a profiler of version 4, which has no events for calls.
+const COMMA: Watcher = Watcher {
+    variable: "HAWSER_TEST_COMMA",
+    settings: |folder| {
+        vec![
+            ("NCCL_PROFILER_USE_GPUVIZ", "false".into()),
+            ("NCCL_PROFILER_LATENCY_FILE", folder.path("latency-%p.txt")),
+            ("NCCL_ALGO", "Ring".into()),
+        ]
+    },
+    check: expect_latencies,
+};
+
 #[test]
 fn the_example_profiler_sees_everything() {
-    let Some(plugin) = plugin("HAWSER_TEST_NCCL_EXAMPLE_PROFILER") else { return };
-    let folder = Folder::new("profiler");
-    let traces = folder.path("trace");
-    let settings = [
-        ("NCCL_PROFILER_PLUGIN", plugin.as_str()),
-        ("NCCL_PROFILE_EVENT_MASK", "4095"),
-        ("NCCL_PROFILE_DUMP_FILE", &traces),
-        ("NCCL_ALGO", "Ring"),
-        ("NCCL_NET", "Socket"),
-    ];
-    watched(&settings);
+    watch(&[EXAMPLE]);
+}
+
+#[test]
+fn the_inspector_sees_operations_or_stands_aside() {
+    watch(&[INSPECTOR]);
+}
+
+#[test]
+fn comma_sees_operations() {
+    watch(&[COMMA]);
+}
+
+/// Each sees as much as alone, whichever comes first.
+#[test]
+fn profilers_see_everything_two_at_a_time() {
+    for pair in [[EXAMPLE, INSPECTOR], [COMMA, EXAMPLE], [INSPECTOR, COMMA]] {
+        watch(&pair);
+    }
+}
+
+/// Has these profilers watch a job side by side, and looks at what each has written.
+fn watch(watchers: &[Watcher]) {
+    let plugins: Option<Vec<String>> = watchers.iter().map(|watcher| plugin(watcher.variable)).collect();
+    let Some(plugins) = plugins else { return };
+    let folders: Vec<Folder> = watchers.iter().map(|watcher| Folder::new(watcher.variable)).collect();
+    let mut settings = vec![("NCCL_PROFILER_PLUGIN", plugins.join(",")), ("NCCL_NET", "Socket".into())];
+    for (watcher, folder) in watchers.iter().zip(&folders) {
+        settings.extend((watcher.settings)(folder));
+    }
+    let settings: Vec<(&str, &str)> = settings.iter().map(|(name, value)| (*name, &**value)).collect();
+    let all = job(4, &["all_reduce", "all_reduce", "destroy"], &log("INIT,PROFILE", &settings));
+    for ended in &all {
+        ended.expect_success();
+        for plugin in &plugins {
+            has_line(ended, &["profiler plugin ", plugin, "by ncclProfiler_v"]);
+        }
+    }
+    for (watcher, folder) in watchers.iter().zip(&folders) {
+        (watcher.check)(folder, &all);
+    }
+}
+
+/// Expects calls, operations, channels and what the proxy moved in the traces of the example.
+fn expect_traces(folder: &Folder, _: &[Ended]) {
     let (mut sends, mut receives) = (0, 0);
     for rank in 0..4 {
         let trace = folder.read(&format!("_{rank}.json"));
@@ -124,20 +206,8 @@ fn the_example_profiler_sees_everything() {
     assert_eq!(sends, receives);
 }
 
-/// It works with a CUDA driver only. Without one it says so and gets no context, and the job goes on.
-#[test]
-fn the_inspector_sees_operations_or_stands_aside() {
-    let Some(plugin) = plugin("HAWSER_TEST_NCCL_INSPECTOR") else { return };
-    let folder = Folder::new("inspector");
-    let path = folder.path("");
-    let settings = [
-        ("NCCL_PROFILER_PLUGIN", plugin.as_str()),
-        ("NCCL_INSPECTOR_ENABLE", "1"),
-        ("NCCL_INSPECTOR_DUMP_DIR", &path),
-        ("NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS", "500"),
-        ("NCCL_NET", "Socket"),
-    ];
-    let all = watched(&settings);
+/// Expects each operation with its size in the log of the inspector, or the reason why it stands aside.
+fn expect_lines(folder: &Folder, all: &[Ended]) {
     if all[0].output.contains("Failed to load CUDA driver library") {
         all.iter().for_each(|ended| {
             has_line(ended, &["Inspector Init Failed", "Inspector encountered CUDA error"])
@@ -153,20 +223,8 @@ fn the_inspector_sees_operations_or_stands_aside() {
     }
 }
 
-/// Google's CoMMA, written in Rust: a profiler of version 4, which has no events for calls.
-#[test]
-fn comma_sees_operations() {
-    let Some(plugin) = plugin("HAWSER_TEST_COMMA") else { return };
-    let folder = Folder::new("comma");
-    let latencies = folder.path("latency-%p.txt");
-    let settings = [
-        ("NCCL_PROFILER_PLUGIN", plugin.as_str()),
-        ("NCCL_PROFILER_USE_GPUVIZ", "false"),
-        ("NCCL_PROFILER_LATENCY_FILE", &latencies),
-        ("NCCL_ALGO", "Ring"),
-        ("NCCL_NET", "Socket"),
-    ];
-    watched(&settings);
+/// Expects each operation, with what the proxy did for it, in the files of CoMMA.
+fn expect_latencies(folder: &Folder, _: &[Ended]) {
     let lines = folder.read(".txt");
     for rank in 0..4 {
         let rank = format!("\"rank\":{rank},");
@@ -212,16 +270,6 @@ fn log<'a>(subsystems: &'a str, settings: &[(&'a str, &'a str)]) -> Vec<(&'a str
     [&[("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG_SUBSYS", subsystems)], settings].concat()
 }
 
-/// Two all-reduces of 5000 floats under the eyes of a profiler, which was loaded.
-fn watched(settings: &[(&str, &str)]) -> Vec<Ended> {
-    let all = job(4, &["all_reduce", "all_reduce", "destroy"], &log("INIT,PROFILE", settings));
-    for ended in &all {
-        ended.expect_success();
-        has_line(ended, &["profiler plugin ", "by ncclProfiler_v"]);
-    }
-    all
-}
-
 fn carries_all_collectives(plugin: &str, name: &str) {
     let mut settings = log("INIT", &[("NCCL_NET_PLUGIN", plugin), ("NCCL_NET", name)]);
     if std::env::var_os("FI_PROVIDER").is_none() {
@@ -259,7 +307,10 @@ struct Folder(PathBuf);
 
 impl Folder {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("hawser-third-party-{}-{name}", std::process::id()));
+        // Tests of one process run side by side.
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(format!("hawser-third-party-{process}-{number}-{name}"));
         std::fs::create_dir_all(&path).unwrap();
         Self(path)
     }
