@@ -399,6 +399,29 @@ mod tests {
         }
     }
 
+    /// What was not measured on such machines is not chosen, even where it is predicted faster than what is:
+    /// then the decision names it.
+    #[test]
+    fn what_is_predicted_faster_but_was_not_measured_is_named() {
+        let bytes = (1 << 10, 1 << 10);
+        let base = options(Collective::AllReduce, DeviceKind::Cuda { sm: 90 }, (32, 4));
+        let text = table(&Options { bytes, ..base }, Collective::AllReduce).unwrap();
+        let micros = |line: &str| line.split(" µs").next()?.rsplit(' ').next()?.parse::<f64>().ok();
+        let (others, measured): (Vec<_>, Vec<_>) = text
+            .lines()
+            .filter(|line| line.starts_with("#     ") && line.contains(" blocks"))
+            .filter(|line| !line.contains("decided: "))
+            .partition(|line| line.contains("not measured on such machines"));
+        let least =
+            |lines: &[&str]| lines.iter().filter_map(|line| micros(line)).fold(f64::INFINITY, f64::min);
+        let (chosen, faster) = (least(&measured), least(&others));
+        assert!(faster < chosen && chosen.is_finite(), "{text}");
+        let decided = text.lines().find(|line| line.contains("decided: ")).expect("a decision");
+        let is_said = format!("is predicted fastest of what may run: {chosen:.1} µs, of what was measured");
+        let is_named = format!("({faster:.1} µs) was not, and runs only if NCCL_ALGO or a rule names it");
+        assert!(decided.contains(&is_said) && decided.contains(&is_named), "{decided}");
+    }
+
     #[test]
     fn changes_are_the_lines_that_differ() {
         let device = DeviceKind::Cuda { sm: 90 };

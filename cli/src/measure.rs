@@ -25,6 +25,7 @@ use crate::output::{self, Align, Table, print};
 use crate::perf::Decided;
 use crate::perf::options::{check_sizes, parse_size};
 use crate::progress::Progress;
+use crate::ranks::too_few;
 use crate::subprocess::{self, Folder, Row, Sweep};
 
 /// Measures collectives and fits the constants of the cost model to this machine.
@@ -78,8 +79,8 @@ pub fn run(options: &Options) -> Result<()> {
     check_sizes(options.min_bytes, last(options, is_host))?;
     if ranks < 2 {
         bail!(
-            "there is {ranks} GPU here, and a cost model needs at least 2 ranks; HAWSER_DEVICE=host takes \
-             the CPU"
+            "there is {} here, and a cost model needs at least 2 ranks; HAWSER_DEVICE=host takes the CPU",
+            too_few(ranks)
         );
     }
     let ordinals: Vec<u32> = (0..ranks).collect();

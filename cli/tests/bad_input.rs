@@ -11,6 +11,9 @@ type Case = (&'static str, &'static [(&'static str, &'static str)], [&'static st
 /// The words of clap where the remedy is to look at the help.
 const HELP: &str = "try '--help'";
 
+/// GPUs are asked for where there are none.
+const NO_GPU: &[(&str, &str)] = &[("HAWSER_DEVICE", "cuda"), ("CUDA_VISIBLE_DEVICES", "-1")];
+
 const COMMAND_LINE: &[Case] = &[
     ("prf", &[], ["unrecognized subcommand 'prf'", "'perf'"]),
     ("--verison", &[], ["unexpected argument '--verison'", "'--version'"]),
@@ -137,6 +140,11 @@ const MEANING: &[Case] = &[
     ("rules apply DIR/good.toml --pid 4294967295", &[], ["asking process 4294967295", "is it there"]),
     ("rules import DIR/no.csv", &[], ["cannot read DIR/no.csv", "No such file"]),
     ("rules import DIR/some.csv -o DIR/some.csv", &[], ["cannot make DIR/some.csv", "is not replaced"]),
+    ("perf all_reduce -b 8 -e 8", NO_GPU, ["there is no device", "HAWSER_DEVICE=host"]),
+    ("perf all_reduce -b 8 -e 8 -g 2", NO_GPU, ["there is no device", "HAWSER_DEVICE=host"]),
+    ("measure", NO_GPU, ["there is no GPU here", "HAWSER_DEVICE=host"]),
+    ("tune", NO_GPU, ["there is no GPU here", "HAWSER_DEVICE=host"]),
+    ("doctor", NO_GPU, ["no GPU", "HAWSER_DEVICE=host"]),
     ("measure -b 1M -e 1K", &[], ["-b 1048576 is larger than -e 1024", "swap them"]),
     ("measure -o DIR/no/links.toml", &[], ["there is no folder", "mkdir -p"]),
     ("tune -b 1M -e 1K", &[], ["-b 1048576 is larger than -e 1024", "swap them"]),

@@ -37,6 +37,7 @@ use crate::files;
 use crate::output::{self, print};
 use crate::perf::options::{check_sizes, parse_size};
 use crate::progress::Progress;
+use crate::ranks::too_few;
 use bench::{Bench, Sample, Way};
 use programs::Programs;
 use state::State;
@@ -134,7 +135,8 @@ pub fn run(options: &Options) -> Result<()> {
     check_sizes(options.min_bytes, bench::last(options, is_host))?;
     if ranks < 2 {
         bail!(
-            "there is {ranks} GPU here, and rules are for at least 2 ranks; HAWSER_DEVICE=host takes the CPU"
+            "there is {} here, and rules are for at least 2 ranks; HAWSER_DEVICE=host takes the CPU",
+            too_few(ranks)
         );
     }
     if let Some(rules) = &options.check {

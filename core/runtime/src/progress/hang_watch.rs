@@ -30,6 +30,11 @@ const AT_FIRST_SIGHT: &str = "at first sight: ";
 const LATER: [Duration; 2] = [Duration::from_millis(2500), Duration::from_millis(50)];
 /// The most that a rank waits longer than rank 0.
 const LATEST: Duration = Duration::from_secs(30);
+/// The shortest time for which a process is said to have stood still.
+const LEAST_STANDSTILL: Duration = Duration::from_millis(500);
+/// An operation that is open for so many times `HAWSER_HANG_AFTER` is told of, however often the process
+/// stood.
+const MOST_EXCUSED: u32 = 4;
 
 /// The two messages about an operation that stays open, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -110,16 +115,43 @@ pub(super) fn stop() {
     }
 }
 
+/// The times at which this process stood: a machine that sleeps, a signal that stops, a debugger, or processors
+/// that others had. Nobody can tell then whether anything would have moved.
+#[derive(Default)]
+struct Standstill {
+    ended: Option<Instant>,
+}
+
+impl Standstill {
+    /// Notes that a pause took so long. The watch does nothing in a pause: one that is far too long means that
+    /// it could not go on.
+    fn note(&mut self, pause: Duration, took: Duration, now: Instant) {
+        if took > pause + pause.max(LEAST_STANDSTILL) {
+            self.ended = Some(now);
+        }
+    }
+
+    /// The part of an age that counts: what came before the last standstill does not, unless the age is beyond
+    /// what any standstill excuses.
+    fn counted(&self, age: Duration, after: Duration, now: Instant) -> Duration {
+        let since = self.ended.map(|ended| now.saturating_duration_since(ended));
+        since.filter(|_| age < after * MOST_EXCUSED).map_or(age, |since| age.min(since))
+    }
+}
+
 fn look_after((after, hears_signals): (Option<Duration>, bool), shared: &Shared) {
     let longest = if hears_signals { PAUSE_FOR_SIGNALS } else { PAUSES[1] };
     let pause = after.map_or(longest, |after| (after / 16).clamp(PAUSES[0], longest));
     let is_over = || shared.is_over.load(Ordering::Acquire);
+    let mut standstill = Standstill::default();
     loop {
+        let began = Instant::now();
         let waited = CHANGED.wait_timeout_while(lock(), pause, |_| !is_over());
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         if is_over() {
             return;
         }
+        standstill.note(pause, began.elapsed(), Instant::now());
         let members = members::all();
         forget_the_gone(&members);
         shared.is_judging.store(true, Ordering::Release);
@@ -127,8 +159,8 @@ fn look_after((after, hears_signals): (Option<Duration>, bool), shared: &Shared)
             tell_all(&members);
         }
         for (member, after) in members.iter().zip(after.into_iter().cycle()).filter(|_| !is_over()) {
-            look_at(&**member, after, Stage::Warning);
-            look_at(&**member, after, Stage::Report);
+            look_at(&**member, after, Stage::Warning, &standstill);
+            look_at(&**member, after, Stage::Report, &standstill);
         }
         drop(members);
         shared.is_judging.store(false, Ordering::Release);
@@ -149,11 +181,13 @@ fn tell_all(members: &[Arc<dyn Member>]) {
 }
 
 /// Judges a communicator whose operation has been open for long, once per operation and then now and then.
-fn look_at(member: &dyn Member, after: Duration, stage: Stage) {
+fn look_at(member: &dyn Member, after: Duration, stage: Stage, standstill: &Standstill) {
     let rank = member.rank();
     let later = if rank == 0 { Duration::ZERO } else { (LATER[0] + LATER[1] * rank).min(LATEST) };
     let Some((sequence, age)) = member.open() else { return };
-    if age < stage.age(after) + later.min(after.max(LATER[0])) || was_told(member, sequence, after, stage) {
+    let counted = standstill.counted(age, after, Instant::now());
+    if counted < stage.age(after) + later.min(after.max(LATER[0])) || was_told(member, sequence, after, stage)
+    {
         return;
     }
     let Some(verdict) = member.judge(LIMIT) else { return };
@@ -216,4 +250,27 @@ fn lock() -> MutexGuard<'static, Option<Watch>> {
 
 fn lock_told() -> MutexGuard<'static, Option<Told>> {
     TOLD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn time_in_which_the_process_stood_does_not_count() {
+        let (begin, pause, after) = (Instant::now(), SECOND / 4, 4 * SECOND);
+        let mut standstill = Standstill::default();
+        standstill.note(pause, pause + SECOND / 4, begin);
+        assert_eq!(standstill.counted(5 * SECOND, after, begin), 5 * SECOND, "a little late is nothing");
+        // Stopped for six seconds, in which an operation was open.
+        standstill.note(pause, 6 * SECOND, begin + 6 * SECOND);
+        assert_eq!(standstill.counted(7 * SECOND, after, begin + 6 * SECOND), Duration::ZERO);
+        assert_eq!(standstill.counted(10 * SECOND, after, begin + 9 * SECOND), 3 * SECOND);
+        // What was called since counts as it is.
+        assert_eq!(standstill.counted(SECOND, after, begin + 9 * SECOND), SECOND);
+        // Four times the limit is told of, and be it that the process stands again and again.
+        assert_eq!(standstill.counted(16 * SECOND, after, begin + 9 * SECOND), 16 * SECOND);
+    }
 }

@@ -11,6 +11,7 @@ mod nets;
 mod rails;
 pub mod rows;
 mod slow;
+mod waiting;
 
 use std::collections::BTreeMap;
 
@@ -338,27 +339,6 @@ impl<'a> Case<'a> {
             }
             path.push(next);
         }
-    }
-
-    /// Adds who waits for the guilty rank.
-    fn told_from(&self, from: u32, mut finding: Finding) -> Finding {
-        if let Some((_, comm)) = self.comms.get(&from)
-            && let Some(open) = comm.open()
-            && !finding.guilty.contains(&from)
-        {
-            let age = seconds(open.age_ms);
-            finding.sentence =
-                format!("{}; rank {from} has waited in {} for {age}", finding.sentence, open.text());
-            let is_known = |rank: &u32| {
-                let (_, guilty) = self.comms.get(rank)?;
-                (open.what.is_collective() && guilty.collectives > open.number).then_some(())
-            };
-            if finding.cause == Cause::NotCalled && finding.guilty.iter().find_map(is_known).is_some() {
-                finding.sentence +=
-                    ", which the other has called before: a graph with it was not replayed there";
-            }
-        }
-        finding
     }
 
     /// Returns whether another rank says that it waits for this one in an operation.

@@ -304,6 +304,20 @@ fn a_graph_that_was_not_replayed_is_told_as_such() {
     check(&evidence(each_alone(comms)), Cause::NotCalled, &[1], &["a graph with it was not replayed there"]);
 }
 
+#[test]
+fn a_rank_that_has_done_its_part_is_not_said_to_have_called_nothing() {
+    // On the host device: rank 1 has ended what the others are still in, and has called nothing since.
+    let mut comms = all_in_one();
+    comms[0].waits = vec![waits(3, 1)];
+    comms[1].operations.iter_mut().for_each(|operation| operation.stage = Stage::Done);
+    comms[1].waits.clear();
+    let parts =
+        ["rank 1 (host alpha", "is through with what others wait in", "rank 0 has waited in operation 3"];
+    check(&evidence(each_alone(comms.clone())), Cause::Lost, &[1], &parts);
+    let told = verdict(&evidence(each_alone(comms))).sentence;
+    assert!(!told.contains("graph") && !told.contains("has not called"), "{told}");
+}
+
 /// A loss that was noticed before so many milliseconds.
 fn lost(report: &mut ProcessReport, age_ms: u64) {
     let text =
