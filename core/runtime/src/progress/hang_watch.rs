@@ -115,24 +115,24 @@ pub(super) fn stop() {
     }
 }
 
-/// The times at which this process stood: a machine that sleeps, a signal that stops, a debugger, or processors
-/// that others had. Nobody can tell then whether anything would have moved.
+/// The times at which this process stood: a machine that sleeps, a signal that stops, a debugger, or
+/// processors that others had. Nobody can tell then whether anything would have moved.
 #[derive(Default)]
 struct Standstill {
     ended: Option<Instant>,
 }
 
 impl Standstill {
-    /// Notes that a pause took so long. The watch does nothing in a pause: one that is far too long means that
-    /// it could not go on.
+    /// Notes that a pause took so long. The watch does nothing in a pause: one that is far too long means
+    /// that it could not go on.
     fn note(&mut self, pause: Duration, took: Duration, now: Instant) {
         if took > pause + pause.max(LEAST_STANDSTILL) {
             self.ended = Some(now);
         }
     }
 
-    /// The part of an age that counts: what came before the last standstill does not, unless the age is beyond
-    /// what any standstill excuses.
+    /// The part of an age that counts: what came before the last standstill does not, unless the age is
+    /// beyond what any standstill excuses.
     fn counted(&self, age: Duration, after: Duration, now: Instant) -> Duration {
         let since = self.ended.map(|ended| now.saturating_duration_since(ended));
         since.filter(|_| age < after * MOST_EXCUSED).map_or(age, |since| age.min(since))
