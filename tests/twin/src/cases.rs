@@ -9,7 +9,7 @@ use crate::world::{
 };
 
 /// The names of the cases, and what was wrong.
-pub const CASES: [(&str, &str); 10] = [
+pub const CASES: [(&str, &str); 13] = [
     ("sent-to-one-who-left", "a destroy waited for data to be taken by a rank that had aborted"),
     ("split-beside-a-broken-net", "a split waited for ranks that had learned of this rank's failure"),
     ("rules-beside-a-destroy", "a change of rules waited for a rank that was about to leave"),
@@ -37,6 +37,18 @@ pub const CASES: [(&str, &str); 10] = [
     (
         "death-on-the-way-over",
         "the check itself held a split of those that are there for wrong where a rank had died before it",
+    ),
+    (
+        "goodbye-beside-a-dead-device",
+        "a destroy waited 10 s to fill receives of a rank that stayed, over a connection that was gone there",
+    ),
+    (
+        "goodbyes-beside-a-dead-device",
+        "a destroy waited 10 s to fill receives of a rank that had destroyed its communicator as well",
+    ),
+    (
+        "written-after-a-goodbye",
+        "a destroy waited 10 s for a rank that wrote data to it between two empty messages, and sent neither",
     ),
 ];
 
@@ -94,8 +106,23 @@ pub fn world(name: &str) -> Option<World> {
             let acts = vec![first, act(Vec::new(), None)];
             World { is_apart: true, death, pause, ..of("aaaa", Conditions::default(), acts) }
         }
-        _ => return abort(name),
+        _ => return parting(name).or_else(|| abort(name)),
     })
+}
+
+/// The world of a case in which ranks part, beside a device of the network that dies or while data come.
+fn parting(name: &str) -> Option<World> {
+    let (one, nap) = (Step::Collective(broadcast(0)), Step::Nap);
+    let leave = |who| Some(Leave { who, after: 1, how: How::Destroy });
+    let dead = Conditions { seed: 11, nic_deaths: 40, within: 2, ..Conditions::default() };
+    let slow = Conditions { latency_us: 100, queue: 1, ..Conditions::default() };
+    let (conditions, steps, leave) = match name {
+        "goodbye-beside-a-dead-device" => (dead, vec![one, nap(1, 8_000_000), nap(1, 8_000_000)], leave(0)),
+        "goodbyes-beside-a-dead-device" => (dead, vec![one, nap(1, 1_000)], None),
+        "written-after-a-goodbye" => (slow, vec![one.clone(), nap(0, 1_340), one], leave(1)),
+        _ => return None,
+    };
+    Some(of("ab", conditions, vec![act(steps, leave)]))
 }
 
 /// The world of a case in which a rank aborts.

@@ -9,10 +9,11 @@ use crate::fates::Known;
 use crate::run::{Cast, Scene, Stage};
 use crate::step::{WRONG, carry_out};
 use crate::turns;
-use crate::world::{Act, How, LONGEST_STOP, Leave, OnError, Pause, Step, Then};
+use crate::world::{Act, How, Leave, OnError, Pause, Step, Then};
 
-/// Nothing that a rank does may take so long: it would be a deadline that ended it.
-const LONG: Duration = Duration::from_secs(12);
+/// Nothing that a rank does may take so long where no rank is stopped. A host that is silent is missed after
+/// half of it, and a destroy that waits in vain ends later.
+const LONG: Duration = Duration::from_secs(9);
 
 /// The deadline of an operation in all worlds, `HAWSER_OP_TIMEOUT`.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -308,7 +309,7 @@ impl Player<'_> {
         let doing = (format!("act {}: {text}", scene.number), now);
         let before = self.stage.notes().doing.insert(self.rank, doing);
         if let Some((text, since)) = before
-            && now - since >= longest(&self.stage.world.acts[scene.number])
+            && now - since >= longest(&self.stage.world.acts[scene.number.saturating_sub(1)..=scene.number])
             && !text.ends_with(MEETS)
             && !self.may_take_long(&text)
         {
@@ -422,12 +423,13 @@ impl Player<'_> {
     }
 }
 
-/// Nothing that a rank does in an act may take so long. One stop is allowed for in [`LONG`]; ranks may wait
-/// for several, one after the other. A wait that its deadline ends is always longer.
-fn longest(act: &Act) -> Duration {
+/// Nothing that a rank does in the last of some acts may take so long: ranks may wait for all that are
+/// stopped, one after the other, also for one that was stopped in the act before. A wait that its deadline
+/// ends is always longer.
+fn longest(acts: &[Act]) -> Duration {
     let stop = |step: &Step| if let Step::Stop(_, _, time, _) = step { *time } else { 0 };
-    let stops = Duration::from_millis(act.steps.iter().map(stop).sum());
-    (LONG + stops.saturating_sub(LONGEST_STOP)).min(DEADLINE - Duration::from_secs(1))
+    let stops = Duration::from_millis(acts.iter().flat_map(|act| &act.steps).map(stop).sum());
+    (LONG + stops).min(DEADLINE - Duration::from_secs(1))
 }
 
 /// True if a text names a rank, alone or in a list.
@@ -461,9 +463,9 @@ mod tests {
         };
         let of = |stops: &[u64]| {
             let steps = stops.iter().map(|time| Step::Stop(0, 0, *time, drawn)).collect();
-            longest(&Act { steps, leave: None, then: Then::Fresh })
+            longest(&[Act { steps, leave: None, then: Then::Fresh }])
         };
-        assert_eq!((of(&[]), of(&[7_999])), (LONG, LONG));
+        assert_eq!((of(&[]), of(&[7_999])), (LONG, LONG + Duration::from_millis(7_999)));
         let two = of(&[5_084, 7_792]);
         assert!(two > Duration::from_millis(5_084 + 7_792) && two < DEADLINE);
         assert!(of(&[8_000; 5]) < DEADLINE);

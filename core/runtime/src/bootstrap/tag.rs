@@ -43,6 +43,8 @@ pub enum Tag {
     LsaOffer = 18,
     /// The outcome of mapping it.
     LsaOutcome = 19,
+    /// An end of a connection to a rank that goes is gone.
+    EndLost = 20,
 }
 
 /// Bits below the kind, for a lane.

@@ -293,7 +293,9 @@ impl SendLink {
             self.posted += 1;
             moved = true;
         }
-        while self.posted == tail && self.posted + self.empties < self.wanted {
+        // Behind the first empty message only empty ones follow, whatever the device writes meanwhile.
+        let is_filling = self.posted == tail || self.empties > 0;
+        while is_filling && self.posted + self.empties < self.wanted {
             let segment =
                 Segment { bytes: 0, ..self.fifo.slot(self.posted, 0, *registration, self.key.lane) };
             // SAFETY: nothing is read: the message is empty.

@@ -16,6 +16,7 @@ mod events;
 mod fifo;
 mod flags;
 mod link;
+mod links;
 mod loss;
 mod nic;
 mod recorder;

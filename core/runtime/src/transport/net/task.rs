@@ -18,8 +18,9 @@ use rustc_hash::FxHashSet;
 use super::LOOK;
 use super::checksum::Mismatch;
 use super::coll::CollLink;
-use super::drain::{self, Drain};
+use super::drain;
 use super::link::{Around, ConnectionKey, RecvLink, SendLink};
+use super::links::Links;
 use super::loss::{Lost, Told};
 use super::teller::Teller;
 use crate::bootstrap::{Bootstrap, Tag};
@@ -66,56 +67,6 @@ pub struct NetTask {
     telling: Mutex<Option<JoinHandle<()>>>,
     /// The threads that look for ranks.
     looking: Mutex<Vec<JoinHandle<()>>>,
-}
-
-#[derive(Default)]
-struct Links {
-    sends: Vec<SendLink>,
-    recvs: Vec<RecvLink>,
-    colls: Vec<CollLink>,
-    lost: Vec<Lost>,
-    /// The failure that another rank has told of, until it is known who is to blame.
-    told: Option<Told>,
-    /// The peers of lost connections that were looked for.
-    looked_for: FxHashSet<u32>,
-    drain: Drain,
-    trace: RefCell<Trace>,
-}
-
-impl Links {
-    /// Takes what a rank told when it left, or when this rank does.
-    fn part(&mut self, peer: u32, text: &[u8]) {
-        for (key, slots) in drain::told(peer, text) {
-            if let Some(link) = self.sends.iter_mut().find(|link| link.key() == key) {
-                link.fill(slots);
-            }
-            if let Some(link) = self.recvs.iter_mut().find(|link| link.key() == key) {
-                link.end_at(slots);
-            }
-        }
-    }
-
-    /// True if something has failed, here or on another rank, and it is not known yet who is to blame.
-    fn have_trouble(&self) -> bool {
-        !self.lost.is_empty() || self.told.is_some()
-    }
-
-    /// The next peer of a lost connection of whose end nobody tells.
-    fn next_to_look_for(&mut self) -> Option<u32> {
-        let is_next = |lost: &&Lost| lost.is_unexplained() && !self.looked_for.contains(&lost.key.peer);
-        let peer = self.lost.iter().find(is_next)?.key.peer;
-        self.looked_for.insert(peer);
-        Some(peer)
-    }
-
-    /// True if these ranks need this rank no more, and it has no receive in flight from those that know of
-    /// its end.
-    fn are_content(&self, told: &[u32]) -> bool {
-        let knows = |peer: u32| told.contains(&peer) || self.drain.has_parted(peer);
-        told.iter().all(|peer| self.drain.is_content(*peer))
-            && self.sends.iter().all(|link| link.has_filled() || !knows(link.key().peer))
-            && self.recvs.iter().all(|link| link.is_idle() || !knows(link.key().peer))
-    }
 }
 
 impl NetTask {
@@ -293,10 +244,12 @@ impl NetTask {
             }
         }
         let wait = Wait::new(self.abort_flag(), Some(patience));
-        let (mut next_look, mut looks) = (Instant::now() + LOOK, 0);
+        let (mut next_look, mut looks, mut gone_since) = (Instant::now() + LOOK, 0, None);
+        let roster = self.bootstrap.roster();
         let content = || {
-            told.retain(|peer| !self.bootstrap.roster().has_gone(*peer));
-            let is_over = self.is_over() || self.lock().are_content(&told);
+            told.retain(|peer| !roster.has_gone(*peer));
+            let is_over = self.is_over()
+                || self.lock().are_content(&told, |peer| roster.has_gone(peer), &mut gone_since);
             if !is_over && Instant::now() >= next_look {
                 self.bootstrap.look_for(&told, looks, &wait, LOOK);
                 (next_look, looks) = (Instant::now() + LOOK, looks + 1);
@@ -396,6 +349,9 @@ impl NetTask {
             links.drain.thank(peer);
             links.part(peer, &text);
         }
+        while let Some((peer, text)) = self.bootstrap.take_any(Tag::EndLost.word()) {
+            links.forget(peer, &text);
+        }
         if let Some((peer, text)) = self.bootstrap.take_any(Tag::NetFault.word()) {
             match links.lost.iter().find(|lost| lost.key.peer == peer && lost.is_cause()) {
                 // What the peer saw is that this rank's connection to it failed: the cause is here.
@@ -407,7 +363,7 @@ impl NetTask {
 
     /// A lost connection is a failure unless its peer went in peace, and all that it sent has come.
     fn judge(&self, links: &mut Links) {
-        let drain = &links.drain;
+        let (drain, roster) = (&links.drain, self.bootstrap.roster());
         links.lost.retain(|lost| {
             let is_done = drain.is_leaving && drain.is_content(lost.key.peer);
             let has_parted = is_done || drain.has_parted(lost.key.peer);
@@ -415,6 +371,12 @@ impl NetTask {
             if peaceful {
                 let _span = log::enter_connection(self.bootstrap.rank(), lost.key.peer);
                 log::info(Subsys::Net, || format!("rank {} has closed its connections", lost.key.peer));
+                // It may not know that this end is gone, and wait for receives that are in flight.
+                if lost.is_cause() && drain.has_parted(lost.key.peer) && !roster.has_gone(lost.key.peer) {
+                    let text = drain::tell(std::iter::once((lost.key, 0)));
+                    let wait = Wait::new(self.abort_flag(), Some(LOOK));
+                    let _ = self.bootstrap.send(lost.key.peer, Tag::EndLost.word(), &text, &wait);
+                }
             }
             !peaceful
         });
@@ -427,7 +389,6 @@ impl NetTask {
         };
         let fatal = links.lost.iter().find(|lost| sure(lost) || lost.is_short(&links.drain) || lost.is_due());
         // Nobody waits for the words of a peer that has gone, once it is known who is to blame.
-        let roster = self.bootstrap.roster();
         let gone = || links.lost.iter().find(|lost| roster.has_gone(lost.key.peer));
         let verdict = links.lost.first().and_then(|_| roster.verdict());
         match (fatal.or_else(gone), fatal, verdict) {

@@ -1,0 +1,89 @@
+//! The links of a communicator: those that are up, those that are lost, and what it takes to part.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant};
+
+use hawser_base::stages::Trace;
+use rustc_hash::FxHashSet;
+
+use super::coll::CollLink;
+use super::drain::{self, Drain};
+use super::link::{RecvLink, SendLink};
+use super::loss::{Lost, Told};
+
+/// The time that the last messages of a rank have to come once it has gone. Its word that it has gone travels
+/// another way.
+const ON_ITS_WAY: Duration = Duration::from_millis(500);
+
+/// The links of a communicator, and what is known of those that ended.
+#[derive(Default)]
+pub(super) struct Links {
+    pub sends: Vec<SendLink>,
+    pub recvs: Vec<RecvLink>,
+    pub colls: Vec<CollLink>,
+    pub lost: Vec<Lost>,
+    /// The failure that another rank has told of, until it is known who is to blame.
+    pub told: Option<Told>,
+    /// The peers of lost connections that were looked for.
+    pub looked_for: FxHashSet<u32>,
+    pub drain: Drain,
+    pub trace: RefCell<Trace>,
+}
+
+impl Links {
+    /// Takes what a rank told when it left, or when this rank does.
+    pub fn part(&mut self, peer: u32, text: &[u8]) {
+        for (key, slots) in drain::told(peer, text) {
+            if let Some(link) = self.sends.iter_mut().find(|link| link.key() == key) {
+                link.fill(slots);
+            }
+            if let Some(link) = self.recvs.iter_mut().find(|link| link.key() == key) {
+                link.end_at(slots);
+            }
+        }
+    }
+
+    /// Gives up the links whose other ends are gone, as `peer` tells: no receive is filled over them any
+    /// more.
+    pub fn forget(&mut self, peer: u32, text: &[u8]) {
+        for (key, _) in drain::told(peer, text) {
+            self.sends.extract_if(.., |link| link.key() == key).for_each(|mut link| link.close());
+            self.recvs.extract_if(.., |link| link.key() == key).for_each(|mut link| link.close());
+        }
+    }
+
+    /// True if something has failed, here or on another rank, and it is not known yet who is to blame.
+    pub fn have_trouble(&self) -> bool {
+        !self.lost.is_empty() || self.told.is_some()
+    }
+
+    /// The next peer of a lost connection of whose end nobody tells.
+    pub fn next_to_look_for(&mut self) -> Option<u32> {
+        let is_next = |lost: &&Lost| lost.is_unexplained() && !self.looked_for.contains(&lost.key.peer);
+        let peer = self.lost.iter().find(is_next)?.key.peer;
+        self.looked_for.insert(peer);
+        Some(peer)
+    }
+
+    /// True if the ranks that were `told` need this rank no more, and no receive is in flight between it and
+    /// those that know of its end. One that has gone takes no message that would fill a receive; the last
+    /// that it sent itself have some time to come, from `gone_since` on.
+    pub fn are_content(
+        &self,
+        told: &[u32],
+        has_gone: impl Fn(u32) -> bool,
+        gone_since: &mut Option<Instant>,
+    ) -> bool {
+        let knows = |peer: u32| told.contains(&peer) || self.drain.has_parted(peer);
+        let awaits_send = |peer: u32| knows(peer) && !has_gone(peer);
+        let has_sent = told.iter().all(|peer| self.drain.is_content(*peer))
+            && self.sends.iter().all(|link| link.has_filled() || !awaits_send(link.key().peer));
+        let open = || self.recvs.iter().filter(|link| !link.is_idle() && knows(link.key().peer));
+        match has_sent && open().all(|link| has_gone(link.key().peer)) {
+            true => {
+                open().next().is_none() || gone_since.get_or_insert_with(Instant::now).elapsed() > ON_ITS_WAY
+            }
+            false => false,
+        }
+    }
+}
