@@ -96,7 +96,10 @@ pub fn draw(frame: &mut Frame<'_>, job: &Job, view: &mut View) {
     match job.comms.get(view.comm) {
         Some(comm) => draw_comm(frame, comm, view, rest),
         None => {
-            let text = "no process of this user on this host has a communicator";
+            let text = match job.is_dead {
+                true => "no communicator was open when these files were written last",
+                false => "no process of this user on this host has a communicator",
+            };
             frame.render_widget(Paragraph::new(text), rest);
         }
     }
@@ -366,6 +369,9 @@ mod tests {
         }
         let empty = printed(&Job::new(Vec::new(), None, false), (80, 10)).unwrap();
         assert!(empty.contains("no process of this user on this host has a communicator"), "{empty}");
+        // A job that has ended in order leaves files without communicators.
+        let over = printed(&Job::new(Vec::new(), None, true), (80, 10)).unwrap();
+        assert!(over.contains("no communicator was open when these files were written last"), "{over}");
     }
 
     #[test]

@@ -4,8 +4,9 @@
 //! parent, so parents stop after their children. Without profilers everything here is a look at an empty
 //! list.
 
-use std::sync::Arc;
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hawser_base::error::Result;
 use hawser_base::log;
@@ -16,6 +17,7 @@ use hawser_plan::{Call, Collective, DataType, Route, Topology};
 use hawser_plugin::profiler::{
     Event, EventHandle, EventMask, EventState, ProfilerConfig, ProfilerContext, StateArgs, What,
 };
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::plugins;
@@ -197,7 +199,7 @@ impl GroupSpans {
         (call, tag): (&Call, u64),
         stream: Stream,
         number: u64,
-        (algorithm, route, channels): (&str, Route, u8),
+        (algorithm, route, channels): (&'static str, Route, u8),
         predicted_ns: u64,
     ) -> CollectiveSpans {
         let (func, datatype) = (nccl_name(call.collective), nccl_type(call.dtype));
@@ -211,11 +213,7 @@ impl GroupSpans {
             captured: self.is_captured,
         };
         let api = self.profiling.start((self.api.as_ref(), None), &api, tag);
-        // NCCL's spelling; an executor that NCCL does not have stands behind the algorithm.
-        let has_executor = route.is_fused() || route.is_copied();
-        let (slash, executor) = if has_executor { ("/", route.executor.name()) } else { ("", "") };
-        let algo = Upper::new([algorithm, slash, executor]);
-        let proto = Upper::new([route.protocol.name(), "", ""]);
+        let (algo, proto) = in_capitals(algorithm, route);
         let what = What::Coll {
             seq: number,
             func,
@@ -226,8 +224,8 @@ impl GroupSpans {
             datatype,
             channels,
             warps: 16,
-            algo: algo.text(),
-            proto: proto.text(),
+            algo,
+            proto,
             group: None,
         };
         let event = self.profiling.start((api.as_ref(), self.group.as_ref()), &what, tag);
@@ -311,29 +309,32 @@ pub struct Transfer {
     pub count: u64,
 }
 
-/// Letters of a text in capitals at most; what follows is left out.
-const MOST_CAPITALS: usize = 48;
+/// The names of an algorithm and a protocol.
+type Names = (&'static str, &'static str);
+/// The names of what ran, by the algorithm's own name.
+type AllNames = FxHashMap<(&'static str, Route), Names>;
 
-/// A text in capitals, without memory of its own: one is made for every collective.
-struct Upper {
-    letters: [u8; MOST_CAPITALS],
-    length: usize,
-}
-
-impl Upper {
-    /// The parts, one behind the other.
-    fn new(parts: [&str; 3]) -> Self {
-        let mut upper = Self { letters: [0; MOST_CAPITALS], length: 0 };
-        for letter in parts.iter().flat_map(|part| part.bytes()).take(MOST_CAPITALS) {
-            upper.letters[upper.length] = letter.to_ascii_uppercase();
-            upper.length += 1;
-        }
-        upper
+/// The algorithm and the protocol in NCCL's spelling; an executor that NCCL does not have stands behind the
+/// algorithm. Every collective has them, and most have those of the one before: they are made once and kept.
+fn in_capitals(algorithm: &'static str, route: Route) -> Names {
+    static ALL: Mutex<Option<AllNames>> = Mutex::new(None);
+    thread_local!(static LAST: Cell<Option<(&'static str, Route, Names)>> = const { Cell::new(None) });
+    if let Some((last, of, names)) = LAST.get()
+        && std::ptr::eq(last, algorithm)
+        && of == route
+    {
+        return names;
     }
-
-    fn text(&self) -> &str {
-        std::str::from_utf8(&self.letters[..self.length]).unwrap_or_default()
-    }
+    let make = || {
+        let has_executor = route.is_fused() || route.is_copied();
+        let (slash, executor) = if has_executor { ("/", route.executor.name()) } else { ("", "") };
+        let keep = |text: String| &*text.to_ascii_uppercase().leak();
+        (keep(format!("{algorithm}{slash}{executor}")), keep(route.protocol.name().to_owned()))
+    };
+    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let names = *all.get_or_insert_default().entry((algorithm, route)).or_insert_with(make);
+    LAST.set(Some((algorithm, route, names)));
+    names
 }
 
 /// The name of a collective in NCCL's events.
@@ -371,8 +372,6 @@ fn nccl_type(datatype: DataType) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use hawser_plan::ReduceOp;
     use hawser_plan::Scalar;
 
@@ -454,5 +453,17 @@ mod tests {
         assert!(event.event.is_some() && event.copied.is_none());
         let group = (None, None, "group".to_owned());
         assert_eq!(*seen.lock().unwrap(), [group, (None, Some(EventHandle(1)), "RING SIMPLE 9".to_owned())]);
+    }
+
+    #[test]
+    fn names_are_nccls_with_executors_of_our_own_behind() {
+        let fused = Route { executor: hawser_plan::Executor::Fused, ..Route::SIMPLE };
+        for _ in 0..2 {
+            assert_eq!(in_capitals("AllPairs", Route::SIMPLE), ("ALLPAIRS", "SIMPLE"));
+            assert_eq!(in_capitals("AllPairs", fused), ("ALLPAIRS/FUSED", "SIMPLE"));
+            assert_eq!(in_capitals("Ring", fused), ("RING/FUSED", "SIMPLE"));
+        }
+        let (first, again) = (in_capitals("Ring", fused).0, in_capitals("Ring", fused).0);
+        assert!(std::ptr::eq(first, again), "they are made once");
     }
 }
