@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures what watching costs: bench/watching.py HAWSER PLUGIN [--sizes 1K,64K] [--rounds 21] [-- WORDS OF PERF]
+"""Measures what watching costs: bench/watching.py HAWSER PLUGIN [--sizes 1K,64K] [--rounds 21] [-- PERF'S]
 
 HAWSER is the program `hawser`, PLUGIN libnccl-profiler-hawser.so of the same build. `hawser perf all_reduce`
 runs without a profiler, without one again (which shows the noise), with one that counts, and with a trace, in
