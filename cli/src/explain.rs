@@ -399,8 +399,8 @@ mod tests {
         }
     }
 
-    /// The planner does not choose what was not measured on such machines. Where that is predicted faster, the
-    /// decision names it.
+    /// The planner does not choose what was not measured on such machines. Where that is predicted faster,
+    /// the decision names it.
     #[test]
     fn what_is_predicted_faster_but_was_not_measured_is_named() {
         let bytes = (1 << 10, 1 << 10);
