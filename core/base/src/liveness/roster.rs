@@ -2,8 +2,9 @@
 //!
 //! A rank **leaves** when it destroys its communicator or its process ends in order, it **dies** when its
 //! process or its host ends otherwise, and it **fails** when an operation or bring-up ends with an error that
-//! it reports. Guilty is who died or failed and did not blame another rank before: neighbours that end in
-//! consequence say whom they blame, so that everybody names the same rank.
+//! it reports. One that is **out of reach** has left or died, and nobody knows which: who learns it tells it.
+//! Guilty is who died or failed and did not blame another rank before: neighbours that end in consequence say
+//! whom they blame, so that everybody names the same rank.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -39,6 +40,9 @@ pub enum End {
     Left(String),
     /// Its process or host ended; the text says how that was noticed.
     Died(String),
+    /// Nothing is there any more where it listened, for the reason in the text, and it has said nothing: it
+    /// may have left at the same time as the rank that passes news on, or may have died.
+    OutOfReach(String),
     /// It reported an error.
     Failed {
         /// The error's text.
@@ -103,8 +107,11 @@ impl Roster {
                 fate.failed = Some((text.clone(), *because_of, since));
                 true
             }
-            // Who left in peace may be taken for dead before the word comes.
-            (End::Left(_), None | Some((End::Died(_), _)), _) | (End::Died(_), None, _) => {
+            // Who left in peace may be taken for dead before the word comes, and who is out of reach has
+            // done one or the other.
+            (End::Left(_), None | Some((End::Died(_) | End::OutOfReach(_), _)), _)
+            | (End::Died(_), None | Some((End::OutOfReach(_), _)), _)
+            | (End::OutOfReach(_), None, _) => {
                 fate.gone = Some((end.clone(), since));
                 true
             }
@@ -150,21 +157,23 @@ impl Roster {
         !self.is_quiet() && self.lock().get(&rank).is_some_and(has_died)
     }
 
-    /// The rank whose death this one learned of first.
-    pub fn first_dead(&self) -> Option<u32> {
+    /// The rank whose death this one learned of first; where none is known to have died, the one that was out
+    /// of reach first.
+    pub fn first_missed(&self) -> Option<u32> {
         if self.is_quiet() {
             return None;
         }
         let fates = self.lock();
-        let died = fates.iter().filter_map(|(rank, fate)| match &fate.gone {
-            Some((End::Died(_), at)) => Some((*at, *rank)),
+        let missed = fates.iter().filter_map(|(rank, fate)| match &fate.gone {
+            Some((End::Died(_), at)) => Some((false, *at, *rank)),
+            Some((End::OutOfReach(_), at)) => Some((true, *at, *rank)),
             _ => None,
         });
-        died.min().map(|(_, rank)| rank)
+        missed.min().map(|(.., rank)| rank)
     }
 
-    /// The end of a rank that has left or died, as an error; none while it is there, whatever has failed on
-    /// it.
+    /// The end of a rank that has left, died or come out of reach, as an error; none while it is there,
+    /// whatever has failed on it.
     pub fn absence(&self, rank: u32) -> Option<Error> {
         if self.is_quiet() {
             return None;
@@ -173,17 +182,17 @@ impl Roster {
         Some(Error::remote(sentence).with_peer(rank).remedy("see what that process wrote last"))
     }
 
-    /// The lowest rank that has neither left nor died.
+    /// The lowest rank that has not gone.
     pub fn first_present(&self) -> u32 {
         let fates = self.lock();
         let is_present = |rank: &u32| fates.get(rank).is_none_or(|fate| fate.gone.is_none());
         (0..self.members.len() as u32).find(is_present).unwrap_or(self.rank)
     }
 
-    /// The ranks that have left in peace.
-    pub fn left(&self) -> Vec<u32> {
-        let has_left = |fate: &Fate| matches!(fate.gone, Some((End::Left(_), _)));
-        self.lock().iter().filter(|(_, fate)| has_left(fate)).map(|(rank, _)| *rank).collect()
+    /// The ranks that have left in peace or are out of reach: only waits for them are in vain.
+    pub fn gone_without_trouble(&self) -> Vec<u32> {
+        let has_gone = |fate: &Fate| matches!(fate.gone, Some((End::Left(_) | End::OutOfReach(_), _)));
+        self.lock().iter().filter(|(_, fate)| has_gone(fate)).map(|(rank, _)| *rank).collect()
     }
 
     /// The rank to blame, as an error; none while nobody is, or the news are too fresh.
@@ -220,7 +229,7 @@ impl Roster {
             return Err(error);
         }
         match &fate.gone {
-            Some((End::Left(_), at)) if at.elapsed() >= IN_VAIN => {
+            Some((End::Left(_) | End::OutOfReach(_), at)) if at.elapsed() >= IN_VAIN => {
                 self.blame(&fates, &[peer]).map_or(Ok(()), Err)
             }
             _ => Ok(()),
@@ -303,6 +312,7 @@ impl Roster {
         match end {
             End::Died(how) => format!("{who} has died {ago}: {how}"),
             End::Left(how) => format!("{who} has left the communicator {ago}: {how}"),
+            End::OutOfReach(how) => format!("{who} was found out of reach {ago}: {how}"),
             End::Failed { text, .. } => format!("{who} reports: {text}"),
         }
     }
@@ -356,7 +366,7 @@ mod tests {
     #[test]
     fn who_blames_another_is_not_to_blame() {
         let roster = roster(0);
-        assert_eq!((roster.verdict(), roster.first_dead()), (None, None));
+        assert_eq!((roster.verdict(), roster.first_missed()), (None, None));
         assert!(roster.note(1, &died(), LONG) && !roster.note(1, &died(), LONG));
         assert_eq!(roster.verdict().unwrap().peer, Some(1));
         assert!(roster.note(1, &failed(Some(2)), LONG));
@@ -399,7 +409,7 @@ mod tests {
         assert!(roster.note(2, &End::Left("it destroyed it".into()), LONG), "the word came late");
         assert!(!roster.note(2, &died(), LONG));
         assert_eq!(roster.verdict(), None);
-        assert_eq!((roster.left(), roster.first_present()), (vec![2], 0));
+        assert_eq!((roster.gone_without_trouble(), roster.first_present()), (vec![2], 0));
         roster.check(1, long_ago(), true).unwrap();
         roster.check(2, Instant::now(), true).unwrap();
         let error = roster.check(2, long_ago(), false).unwrap_err();
@@ -411,6 +421,31 @@ mod tests {
         roster.check(3, moments_ago, false).unwrap();
         assert_eq!(roster.check(3, moments_ago, true).unwrap_err().peer, Some(2));
         assert_eq!(roster.check(3, long_ago(), false).unwrap_err().peer, Some(2));
+    }
+
+    /// Who is out of reach ends the waits for it, and whoever knows more is believed, in whatever order.
+    #[test]
+    fn one_that_is_out_of_reach_has_died_or_left_as_others_tell() {
+        let (out, left) = (End::OutOfReach("no way".into()), End::Left("it destroyed it".into()));
+        let of = |news: &[&End]| {
+            let roster = roster(0);
+            news.iter().for_each(|end| _ = roster.note(2, end, LONG));
+            roster
+        };
+        let only = of(&[&out]);
+        assert!(!only.note(2, &out, LONG) && only.verdict().is_none() && !only.has_died(2));
+        assert_eq!((only.gone_without_trouble(), only.first_missed()), (vec![2], Some(2)));
+        only.check(1, long_ago(), true).unwrap();
+        let error = only.check(2, long_ago(), false).unwrap_err();
+        assert!(error.text.contains("was found out of reach") && error.peer == Some(2), "{error}");
+        for news in [[&out, &died()], [&died(), &out]] {
+            let roster = of(&news);
+            assert!(roster.has_died(2) && roster.first_missed() == Some(2));
+            assert!(roster.verdict().unwrap().text.contains("has died"));
+        }
+        for news in [[&out, &left], [&left, &out]] {
+            assert_eq!(of(&news).first_missed(), None);
+        }
     }
 
     /// A rank that was stopped notices the end of another one when it goes on, and hears then who failed
@@ -432,7 +467,7 @@ mod tests {
         let roster = roster(0);
         roster.note(3, &died(), LONG);
         roster.note(1, &died(), LONG - TOGETHER * 2);
-        assert_eq!((roster.verdict().unwrap().peer, roster.first_dead()), (Some(3), Some(3)));
+        assert_eq!((roster.verdict().unwrap().peer, roster.first_missed()), (Some(3), Some(3)));
         assert!(!roster.verdict().unwrap().text.contains("rank 1"));
     }
 

@@ -92,8 +92,9 @@ impl Watch {
         }
     }
 
-    /// Notes that a rank has left: one that left at the same time as the last centre could tell nobody. A
-    /// rank whose process has ended, or ends now, has died; what is known already stays.
+    /// Notes that a rank is out of reach: it may have died, or left at the same time as the last centre, when
+    /// it could tell nobody. A rank whose process has ended, or ends now, has died; what is known already
+    /// stays.
     pub fn is_out_of_reach(&self, rank: u32, why: &str) {
         let members = self.roster.members();
         if let Some((own, process)) = members.get(self.rank as usize).zip(members.get(rank as usize))
@@ -105,8 +106,7 @@ impl Watch {
         if self.roster.absence(rank).is_some() {
             return;
         }
-        let how = format!("it cannot be reached ({})", cut(why, TEXT_LIMIT / 2));
-        self.learn(rank, &End::Left(how), Duration::ZERO, None);
+        self.learn(rank, &End::OutOfReach(cut(why, TEXT_LIMIT / 2).into()), Duration::ZERO, None);
     }
 }
 
@@ -170,6 +170,21 @@ mod tests {
         drop(place);
         assert_eq!(watch.blame(refused()).peer, Some(2));
         assert_eq!(because_of(&watch), Some(Some(2)));
+    }
+
+    /// Who finds nobody where a rank listened does not know that it has died. Who is on its host does, and is
+    /// believed later on, too.
+    #[test]
+    fn a_death_that_others_know_of_is_not_hidden_by_one_who_finds_nobody() {
+        let (watch, place) = watch_and_place();
+        drop(place);
+        let wait = Wait::new(watch.is_over.clone(), Some(LOOK));
+        watch.look_for(2, &wait);
+        assert!(watch.roster.absence(2).is_some() && !watch.roster.has_died(2));
+        watch.learn(2, &End::Died("its process ended".into()), Duration::ZERO, None);
+        assert!(watch.roster.has_died(2));
+        let is_named = || watch.roster.verdict().filter(|error| error.peer == Some(2)).map(drop);
+        patient().until(is_named, || "nobody names rank 2".to_owned()).unwrap();
     }
 
     /// A rank that leaves when the centre has gone, and the next one has not been connected to, tells nobody.

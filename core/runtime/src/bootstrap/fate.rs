@@ -13,12 +13,14 @@ pub(super) const TEXT_LIMIT: usize = 2 << 10;
 const LEFT: u8 = 0;
 const DIED: u8 = 1;
 const FAILED: u8 = 2;
+const OUT_OF_REACH: u8 = 3;
 
 /// A frame that says what became of a rank.
 pub(super) fn encode(rank: u32, end: &End, age: Duration) -> Vec<u8> {
     let (code, text, because_of) = match end {
         End::Left(how) => (LEFT, how, None),
         End::Died(how) => (DIED, how, None),
+        End::OutOfReach(how) => (OUT_OF_REACH, how, None),
         End::Failed { text, because_of } => (FAILED, text, *because_of),
     };
     let mut payload = vec![code];
@@ -36,6 +38,7 @@ pub(super) fn decode(rank: u64, payload: &[u8]) -> Result<(u32, End, Duration)> 
     let end = match code {
         LEFT => End::Left(text),
         DIED => End::Died(text),
+        OUT_OF_REACH => End::OutOfReach(text),
         FAILED => End::Failed { text, because_of: (because_of != u32::MAX).then_some(because_of) },
         _ => return Err(malformed(format!("fate {code}"))),
     };
@@ -61,7 +64,8 @@ mod tests {
             rank: u32, age: u32, text in ".{0,40}", because_of: Option<u16>, bytes: Vec<u8>
         ) {
             let failed = End::Failed { text: text.clone(), because_of: because_of.map(u32::from) };
-            for end in [End::Left(text.clone()), End::Died(text), failed] {
+            let gone = [End::Left, End::Died, End::OutOfReach].map(|end| end(text.clone()));
+            for end in gone.into_iter().chain([failed]) {
                 let frame = encode(rank, &end, Duration::from_millis(age.into()));
                 let payload = &frame[HEADER..];
                 let age = Duration::from_millis(age.into());

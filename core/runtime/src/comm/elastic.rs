@@ -52,8 +52,8 @@ impl Comm {
         let error = self.name_error(revoked());
         self.0.is_revoked.store(true, Ordering::Release);
         // Who revokes it since a rank has died is not to blame: that rank is.
-        let dead = state.bootstrap.roster().first_dead();
-        state.bootstrap.report(&dead.map_or_else(|| error.clone(), |dead| error.clone().with_peer(dead)));
+        let missed = state.bootstrap.roster().first_missed();
+        state.bootstrap.report(&missed.map_or_else(|| error.clone(), |rank| error.clone().with_peer(rank)));
         self.end_operations(&state, error);
         Ok(())
     }

@@ -114,6 +114,9 @@ impl Member for Asked {
         let gone = |(rank, end, _)| match end {
             End::Left(how) => Gone { rank, end: HowGone::Left, how: format!("it has left ({how})") },
             End::Died(how) => Gone { rank, end: HowGone::Died, how: format!("it has died ({how})") },
+            End::OutOfReach(how) => {
+                Gone { rank, end: HowGone::OutOfReach, how: format!("it was found out of reach ({how})") }
+            }
             End::Failed { text, because_of } => {
                 Gone { rank, end: HowGone::Failed(because_of), how: format!("it has failed ({text})") }
             }

@@ -85,7 +85,8 @@ impl Launches {
             return if busy_since.elapsed() >= IN_VAIN { Err(why) } else { Ok(()) };
         }
         let control = &state.peer_memory.control;
-        let wait = roster.left().into_iter().find_map(|peer| control.ask_who_waits_for(peer, PATIENCE));
+        let mut gone = roster.gone_without_trouble().into_iter();
+        let wait = gone.find_map(|peer| control.ask_who_waits_for(peer, PATIENCE));
         let Some(wait) = wait else {
             self.wait = None;
             return Ok(());

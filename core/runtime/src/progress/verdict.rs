@@ -55,6 +55,8 @@ pub enum HowGone {
     Died,
     /// It failed, perhaps because of another rank.
     Failed(Option<u32>),
+    /// Nothing is there any more where it listened: it has left, or died.
+    OutOfReach,
     /// It left in peace: what it had to do for the others may be done.
     Left,
 }
@@ -214,7 +216,7 @@ impl<'a> Case<'a> {
 
     /// Ranks that have gone, are stopped or do not answer.
     fn absent(&self, is_open: bool) -> Option<Finding> {
-        let gone = self.evidence.gone.iter().filter(|gone| gone.end != HowGone::Left && is_open);
+        let gone = self.evidence.gone.iter().filter(|gone| gone.end < HowGone::OutOfReach && is_open);
         // Others fail because one has died.
         if let Some(gone) = gone.min_by_key(|gone| (gone.end, gone.rank)) {
             return Some(self.gone(self.behind(gone)));
@@ -263,7 +265,7 @@ impl<'a> Case<'a> {
     /// The rank because of which a rank has failed: one that left, or aborted, while the other waited for it.
     fn behind(&self, gone: &'a Gone) -> &'a Gone {
         let HowGone::Failed(Some(cause)) = gone.end else { return gone };
-        let is_it = |other: &&Gone| other.end == HowGone::Left && other.rank == cause;
+        let is_it = |other: &&Gone| other.end >= HowGone::OutOfReach && other.rank == cause;
         self.evidence.gone.iter().find(is_it).unwrap_or(gone)
     }
 

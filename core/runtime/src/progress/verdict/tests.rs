@@ -167,6 +167,11 @@ fn ranks_that_have_gone_come_first() {
     seen.gone = vec![failed(1, Some(3)), failed(2, Some(3)), gone(3, HowGone::Left, "it has aborted it")];
     check(&seen, Cause::Gone, &[3], &["it has aborted it"]);
 
+    let out = |rank| gone(rank, HowGone::OutOfReach, "it was found out of reach");
+    seen.gone = vec![failed(1, Some(3)), failed(2, Some(3)), out(3)];
+    check(&seen, Cause::Gone, &[3], &["out of reach"]);
+    seen.gone = vec![out(0)];
+    check(&seen, Cause::Gone, &[0], &["out of reach", "rank 1 has waited"]);
     seen.gone = vec![gone(0, HowGone::Left, "it has left")];
     check(&seen, Cause::Gone, &[0], &["it has left", "rank 1 has waited"]);
     seen.reports[2].comms[0].operations.pop();
