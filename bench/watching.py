@@ -70,7 +70,8 @@ def measure(given, size, side, folder):
         env.update(HAWSER_PROFILER_FILE=trace if trace == "none" else f"{folder}/{trace}")
     words = f"perf all_reduce -b {size} -e {size} -n {given.iters} -w 200 -c 0 --skip-in-place --json".split()
     words += ["--library", str(library.resolve())] if library else []
-    done = subprocess.run([given.hawser, *words, *given.rest], env=env, capture_output=True, text=True)
+    words = [given.hawser.resolve(), *words, *given.rest]
+    done = subprocess.run(words, env=env, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"watching.py: {done.stderr.strip()}")
     for trace in pathlib.Path(folder).iterdir():
