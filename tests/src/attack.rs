@@ -11,7 +11,8 @@ use crate::process::{Process, id_from_hex};
 /// The time after which survivors count as hanging.
 const HANGS: Duration = Duration::from_secs(30);
 
-/// Nothing says when ranks are at the meeting point, or have met: this is far longer than it takes.
+/// Nothing says when ranks are at the meeting point, or have met: they are when they have had nothing to do
+/// for so long.
 const AT_THE_MEETING: Duration = Duration::from_millis(400);
 
 /// The work of ranks when one of them is killed.
@@ -75,7 +76,7 @@ pub struct Outcome {
 /// The steps of bring-up after whose begin a rank is killed, as the log names them.
 const STEPS: [&str; 5] = ["agreement", "links", "tuners", "transport", "ready"];
 
-/// The step of a new rank that waits for another one at the meeting point, as the log names it.
+/// The step of a rank that waits for others at the meeting point, as the log names it.
 pub const MEETING: &str = "bootstrap";
 
 /// Numbers below a limit by a seed, the same ones each time (xorshift64). `kind` tells one use of a seed from
@@ -158,7 +159,7 @@ impl Kill {
             // It has handed in its address, and cannot use those of the others.
             all[victim as usize].signal("STOP");
             all.insert(late as usize, start(late));
-            std::thread::sleep(AT_THE_MEETING);
+            all[late as usize].wait_until_idle(AT_THE_MEETING);
         }
         std::thread::sleep(self.after);
         let mut victim = all.remove(self.victim as usize);
@@ -239,13 +240,9 @@ impl Kill {
     /// Waits until the phase has begun; the victim is number `victim` of those that were started.
     fn wait(&self, all: &mut [Process], victim: usize) {
         match self.phase {
-            Phase::Meeting | Phase::Met => {
-                all[victim].wait_for_part("bootstrap");
-                std::thread::sleep(AT_THE_MEETING);
-            }
-            Phase::Joins { step: MEETING, .. } => {
+            Phase::Meeting | Phase::Met | Phase::Joins { step: MEETING, .. } => {
                 all[victim].wait_for_part(MEETING);
-                std::thread::sleep(AT_THE_MEETING);
+                all.iter().for_each(|process| process.wait_until_idle(AT_THE_MEETING));
             }
             Phase::Init(step) | Phase::Joins { step, .. } => {
                 let step = format!(": {step}");

@@ -17,6 +17,16 @@ pub struct Process {
     output: String,
 }
 
+/// True if all threads of a process sleep, as its files in /proc say.
+fn sleeps(pid: u32) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.flatten().all(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        // The state follows the name, which stands in parentheses and may have any letters.
+        stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))
+    })
+}
+
 /// The end of a process.
 pub struct Ended {
     /// Its exit status.
@@ -89,6 +99,20 @@ impl Process {
             self.output += &format!("{got}\n");
             if is_it(&got) {
                 return;
+            }
+        }
+    }
+
+    /// Waits until all threads of the process have slept for so long at every look: on a busy machine one
+    /// that has something to do waits for a processor, which is no sleep.
+    pub fn wait_until_idle(&self, lasting: Duration) {
+        let until = Instant::now() + LIMIT;
+        let mut since = Instant::now();
+        while since.elapsed() < lasting {
+            assert!(Instant::now() < until, "process {} always has something to do", self.id());
+            std::thread::sleep(Duration::from_millis(5));
+            if !sleeps(self.id()) {
+                since = Instant::now();
             }
         }
     }
