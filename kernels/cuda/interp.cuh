@@ -3,6 +3,7 @@
 
 #include "control.cuh"
 #include "grid.cuh"
+#include "landing.cuh"
 #include "message.cuh"
 #include "prims_ll.cuh"
 #include "prims_ll128.cuh"
@@ -88,10 +89,10 @@ __device__ __forceinline__ void work(const M& m, u32 workers) {
     }
 }
 
+// Brings what a block needs into shared memory. All threads call it.
 template <class M, int PROTOCOL>
-__device__ __forceinline__ void run_program(const HawserArgs& args, const HawserBlock& block) {
-    u32 thread = threadIdx.x, threads = blockDim.x, warp = thread / WARP, warps = threads / WARP;
-    u32 n_inline = args.steps != 0 ? 0 : block.n_steps;
+__device__ __forceinline__ M read_program(const HawserArgs& args, const HawserBlock& block) {
+    u32 thread = threadIdx.x, n_inline = args.steps != 0 ? 0 : block.n_steps;
     if (thread < MAX_CONNS) sh.keys[thread] = FREE;
     spread<u32>(sh.inline_steps, args.inline_steps + (n_inline != 0 ? block.first_step : 0), n_inline * sizeof(HawserStep));
     spread<u64>(sh.blocks, args.blocks, args.n_blocks * sizeof(HawserBlock));
@@ -111,6 +112,13 @@ __device__ __forceinline__ void run_program(const HawserArgs& args, const Hawser
     m.load_factor(args.scalar, args.scalar_is_address != 0);
     enter(PROTOCOL, (const HawserDevComm*)args.comm);
     __syncthreads();
+    return m;
+}
+
+// Runs the program that was read.
+template <class M, int PROTOCOL>
+__device__ __forceinline__ void follow_program(const M& m) {
+    u32 threads = blockDim.x, warp = threadIdx.x / WARP, warps = threads / WARP;
     if (warp == warps - 2) prepare(PROTOCOL, M::SIZE);
     else if (warp == warps - 1) publish(PROTOCOL);
     else work<M, PROTOCOL>(m, threads - 2 * WARP);
@@ -121,8 +129,29 @@ __device__ __forceinline__ void interpret(const HawserArgs& args) {
     const HawserBlock block = args.blocks[blockIdx.x];
     bool message = false;
     if constexpr (M::OP == Op::Copy && PROTOCOL == HAWSER_LL) message = is_message(args, block);
-    if (message) move_message<M>(args, block);
-    else run_program<M, PROTOCOL>(args, block);
+    if (message) {
+        move_message<M>(args, block);
+    } else {
+        follow_program<M, PROTOCOL>(read_program<M, PROTOCOL>(args, block));
+    }
+    end_block(args.done);
+}
+
+// Messages that may land. A receiver gets ready for one that is staged while it waits for the first data.
+template <class M>
+__device__ __forceinline__ void interpret_landing(const HawserArgs& args) {
+    const HawserBlock block = args.blocks[blockIdx.x];
+    const HawserStep& step = args.inline_steps[block.first_step];
+    const HawserWork& w = args.works[block.work];
+    bool receives = step.n_recv != 0, over = false;
+    if (step.n_send != 0 && w.landing != 0) over = send_landed(args, block, step, w);
+    if (!over) {
+        Pipe pipe;
+        if (receives) pipe = offer_landing(args, block, step, w.landing);
+        M m = read_program<M, HAWSER_SIMPLE>(args, block);
+        if (receives) over = receive_landed(pipe);
+        if (!over) follow_program<M, HAWSER_SIMPLE>(m);
+    }
     end_block(args.done);
 }
 

@@ -9,7 +9,7 @@
 
 namespace hawser {
 
-// Whether the block's program is that. Without dependencies no channel waits for another.
+// Whether the block's program is a part of a message. Without dependencies no channel waits for another.
 __device__ __forceinline__ bool is_message(const HawserArgs& args, const HawserBlock& block) {
     if (args.steps != 0 || args.entry.deps != 0 || block.n_steps != 1) return false;
     const HawserStep& step = args.inline_steps[block.first_step];
@@ -20,7 +20,7 @@ __device__ __forceinline__ bool is_message(const HawserArgs& args, const HawserB
 
 // One end of a FIFO.
 struct Pipe {
-    u64 fifo, credit;
+    u64 fifo, tail, credit;
     u64 counters;
     u64 number; // slots sent or taken
     u64 seen;   // of the sender: the credit that it knows of
@@ -30,6 +30,7 @@ struct Pipe {
 };
 
 // Reads the end and, into shared memory, the communicator: loads that do not wait for each other.
+template <u32 PROTOCOL>
 __device__ __forceinline__ Pipe open_pipe(const HawserArgs& args, const HawserBlock& block, const HawserStep& step) {
     Pipe pipe;
     pipe.sends = step.n_send != 0;
@@ -38,14 +39,15 @@ __device__ __forceinline__ Pipe open_pipe(const HawserArgs& args, const HawserBl
     u64 counters = args.entry.counters + index * HAWSER_COUNTER_BYTES;
     const volatile HawserConn* conn = (const volatile HawserConn*)(args.entry.conns + index * sizeof(HawserConn));
     pipe.counters = counters;
-    pipe.number = ((const volatile u64*)counters)[pipe.sends ? HAWSER_LL : 3 + HAWSER_LL];
-    pipe.seen = whole_credit(pipe.number, *kept_credit(counters, HAWSER_LL));
+    pipe.number = ((const volatile u64*)counters)[pipe.sends ? PROTOCOL : 3 + PROTOCOL];
+    pipe.seen = whole_credit(pipe.number, *kept_credit(counters, PROTOCOL));
     u64 tail = pipe.sends ? conn->send_tail : conn->recv_tail;
     bool far = conn->send_bytes != 0;
     u64 near_fifo = (pipe.sends ? conn->send_fifo : conn->recv_fifo) + args.entry.fifo_offset;
     pipe.fifo = far ? tail + HAWSER_FAR_WORDS : near_fifo;
     pipe.told = far && pipe.sends ? tail + HAWSER_FAR_TOLD : 0;
-    pipe.credit = (pipe.sends ? conn->send_credit : conn->recv_credit) + 64 * HAWSER_LL;
+    pipe.tail = tail + 64 * PROTOCOL;
+    pipe.credit = (pipe.sends ? conn->send_credit : conn->recv_credit) + 64 * PROTOCOL;
     if (threadIdx.x < sizeof(HawserDevComm) / sizeof(u64)) ((u64*)&sh.comm)[threadIdx.x] = ((const u64*)args.comm)[threadIdx.x];
     if (threadIdx.x == 0) {
         sh.op_number = args.op_number;
@@ -86,7 +88,7 @@ __device__ __forceinline__ void move_message(const HawserArgs& args, const Hawse
     const HawserWork& w = args.works[block.work];
     u32 thread = threadIdx.x, threads = blockDim.x, tiles = w.tiles;
     follow_previous_grid();
-    Pipe pipe = open_pipe(args, block, step);
+    Pipe pipe = open_pipe<HAWSER_LL>(args, block, step);
     u32 buf = pipe.sends ? step.src_buf : step.dst_buf, chunk = pipe.sends ? step.src_chunk : step.dst_chunk;
     u64 first = 0;
     for (u32 tile = 0; tile < tiles; tile++) {

@@ -79,6 +79,7 @@ struct HawserWork {
     uint32_t chunks[3];
     uint32_t slices; // tiles that every repetition of a step moves before the next one starts
     uint32_t tag; // added to the bytes told of every slot: type and operation
+    uint64_t landing; // of a message that may land: where the sender finds the receiver's buffer, 0 = nowhere; where sent: 1 = wait for it
 };
 
 // What a block would have to look up before it can begin.
@@ -90,6 +91,10 @@ struct HawserEntry {
     uint32_t fifo_offset; // of the launch's protocol
 };
 constexpr uint64_t HAWSER_COUNTER_BYTES = 64;
+
+// Behind a credit: the landing of a message, then its state and number. Behind a tail: the number of the message that has begun.
+constexpr uint64_t HAWSER_LANDING_AT = 16;
+constexpr uint64_t HAWSER_BEGUN_AT = 16;
 
 // Where the words of LL lie whose peer is on another host, and where their bytes are told, from the tails of a connection's end on.
 constexpr uint64_t HAWSER_FAR_TOLD = 4096;
@@ -298,7 +303,7 @@ static_assert(sizeof(HawserExchange) == 424 && offsetof(HawserExchange, mine) ==
 static_assert(offsetof(HawserExchange, divisor) == 400 && offsetof(HawserExchange, direct) == 421, "");
 static_assert(sizeof(HawserStep) == 64 && offsetof(HawserStep, src_chunk) == 12 && offsetof(HawserStep, recv) == 32, "");
 static_assert(sizeof(HawserBlock) == 8, "");
-static_assert(sizeof(HawserWork) == 80 && offsetof(HawserWork, tile) == 48 && offsetof(HawserWork, chunks) == 60, "");
+static_assert(sizeof(HawserWork) == 88 && offsetof(HawserWork, tile) == 48 && offsetof(HawserWork, landing) == 80, "");
 static_assert(sizeof(HawserConn) == 64 && offsetof(HawserConn, counters) == 48, "");
 static_assert(sizeof(HawserEntry) == 32 && offsetof(HawserEntry, deps) == 16 && offsetof(HawserEntry, fifo_offset) == 28, "");
 static_assert(sizeof(HawserDevComm) == 96 && offsetof(HawserDevComm, conns) == 56, "");
@@ -306,5 +311,5 @@ static_assert(sizeof(HawserReport) == 32, "");
 static_assert(sizeof(HawserDeps) == 8 + 8 * HAWSER_MAX_BLOCKS, "");
 static_assert(offsetof(HawserArgs, op_number) == 32 && offsetof(HawserArgs, entry) == 48 && offsetof(HawserArgs, blocks) == 80, "");
 static_assert(offsetof(HawserArgs, works) == 592, "");
-static_assert(offsetof(HawserArgs, inline_steps) == 592 + 80 * HAWSER_MAX_WORKS, "");
+static_assert(offsetof(HawserArgs, inline_steps) == 592 + 88 * HAWSER_MAX_WORKS, "");
 static_assert(sizeof(HawserArgs) <= 4096, "");

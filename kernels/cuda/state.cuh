@@ -72,6 +72,8 @@ struct Shared {
     u32 turns;                          // of the whole launch
     u32 epoch;
     u32 given_up;                       // turn at whose start all leave, or NEVER
+    u32 landing_state;                  // of a message without staging: landing.cuh
+    u64 landing;
 };
 
 // One block's. Named directly everywhere: references would turn into generic addresses. Not static, as nothing in shared memory is:

@@ -3,15 +3,17 @@
 
 `collectives`: each collective with both buffers in windows of ncclMemAlloc, whose data then move without
 staging; the last lines are a table that says so, or why not. `outside`: on one rank a buffer lies outside, so
-all stage. `graph`: a call in a graph that is replayed with new data. `rounds`: windows that come and go, of
-memory that is used again. `lifetimes`: memory that is freed before its window is taken back, windows that
-outlive their communicator. `kill`: a rank dies while others read its window. `--only PHASE` runs one of these.
+all stage. `messages`: sends and receives of every place in and outside of windows, also in graphs. `graph`: a
+call in a graph that is replayed with new data. `rounds`: windows that come and go, of memory that is used
+again. `lifetimes`: memory that is freed before its window is taken back, windows that outlive their
+communicator. `kill`, `kill_messages`: a rank dies while others use its window. `--only PHASE` runs one.
 There is a process for each rank; the ranks share the GPUs that there are. Prints a line for each; the exit code
 is 1 if anything was wrong. Needs a GPU, no framework. Not under MPS, whose clients a killed one takes with it.
 """
 
 import ctypes
 import os
+import random
 import re
 import signal
 import struct
@@ -26,10 +28,20 @@ import processes
 from deaths import SIZE, SUM, Failed, P, Rank
 from processes import ended_badly, has_gpu, said
 
-PHASES = ["collectives", "outside", "graph", "rounds", "lifetimes", "kill"]
-SYMMETRIC, INT32, WINDOW = 1, 2, 64 << 20
+PHASES = ["collectives", "outside", "messages", "graph", "rounds", "lifetimes", "kill", "kill_messages"]
+SYMMETRIC, UINT8, INT32, WINDOW = 1, 1, 2, 64 << 20
 # Bytes of a block: what the least part for zero_copy needs for all numbers of ranks, odd, and much.
 BLOCKS = [512 << 10, (1 << 20) + 16, 4 << 20]
+# Messages: bytes, where they begin in the buffer that is sent and in the one that is received, and whether
+# the receiver's lies in a window. Those that begin at odd places in the receiver's buffer are staged.
+MESSAGES = [
+    (4 << 20, 0, 0, True),
+    ((12 << 20) + 21, 16, 4096, True),
+    (30 << 20, 5, 48, True),
+    ((5 << 20) + 8, 8, 4, True),
+    (16 << 20, 0, 0, False),
+    ((6 << 20) + 3, 3, 0, True),
+]
 # By collective: whether the output and the input have a block for each rank; others have one.
 MANY = {
     "all_gather": (1, 0),
@@ -76,8 +88,8 @@ def carry_out(options, phase):
             words = [str(options.ranks)]
             ranks.append(processes.start(options, rank, phase, folder, words=words, env=env))
         try:
-            victim = options.ranks - 1 if phase == "kill" else -1
-            if phase == "kill":
+            victim = options.ranks - 1 if phase.startswith("kill") else -1
+            if victim >= 0:
                 if not all(said(rank, b"ready", 60) for rank in ranks):
                     return "a rank did not get ready", []
                 time.sleep(0.3)
@@ -104,7 +116,11 @@ def staging(folder, phase, ranks):
     staged = [len(STAGED.findall(text)) for text in logs]
     if phase == "outside":
         return None if staged[0] > 0 and not any(staged[1:]) else f"lines about buffers outside: {staged}"
-    if phase != "kill" and any(staged):
+    if phase == "messages":
+        # Twice by themselves, and once in a graph.
+        wanted = 3 * sum(not inside or at % 16 != 0 for _, _, at, inside in MESSAGES)
+        return None if staged == [wanted] * ranks else f"staged: {staged} instead of {wanted} of each rank"
+    if not phase.startswith("kill") and any(staged):
         return f"buffers in windows were staged: {staged} times"
     if phase in ("graph", "rounds") and not all("zero_copy" in text for text in logs):
         return "no call went without staging"
@@ -129,6 +145,7 @@ class Windowed(Rank):
             lib.ncclCommWindowRegister.argtypes = [P, P, SIZE, P, ctypes.c_int]
             lib.ncclCommWindowDeregister.argtypes = [P, P]
             lib.ncclMemAlloc.argtypes, lib.ncclMemFree.argtypes = [P, SIZE], [P]
+            lib.ncclSend.argtypes = lib.ncclRecv.argtypes = [P, SIZE, ctypes.c_int, ctypes.c_int, P, P]
             for name, parameters in nccl.CALLS.values():
                 rest = [ctypes.c_int] * len(parameters.split())
                 getattr(lib, name).argtypes = [P, P, SIZE, *rest, P, P]
@@ -209,6 +226,54 @@ class Windowed(Rank):
             send, recv = (self.memory if self.rank == 0 else (None, None))
             self.call(collective, BLOCKS[2], tag, send=send, recv=recv)
 
+    def bytes_of(self, source, number, size):
+        return random.Random(1000 * number + source).randbytes(size)
+
+    def exchange(self, message):
+        """Sends a message to the next rank and receives one from the rank before."""
+        size, send_at, recv_at, inside = message
+        ranks = self.options.ranks
+        to, frm = (self.rank + 1) % ranks, (self.rank - 1) % ranks
+        recv = (self.buffers[1] if inside else self.memory[1]) + recv_at
+        self.check(self.nccl.ncclGroupStart())
+        self.check(self.nccl.ncclSend(self.buffers[0] + send_at, size, UINT8, to, self.comm, self.stream))
+        self.check(self.nccl.ncclRecv(recv, size, UINT8, frm, self.comm, self.stream))
+        self.check(self.nccl.ncclGroupEnd())
+        return recv
+
+    def checked(self, message, number, exchange):
+        """Data in, `exchange`, data out, and what lies around them is as before."""
+        size, send_at, _, _ = message
+        data = self.bytes_of(self.rank, number, size)
+        self.cuda("cuMemcpyHtoD_v2", ctypes.c_uint64(self.buffers[0] + send_at), data, SIZE(size))
+        for memory in (self.buffers[1], self.memory[1]):
+            self.cuda("cuMemsetD32_v2", ctypes.c_uint64(memory), ctypes.c_uint(0x5A5A5A5A), SIZE(WINDOW // 4))
+        recv = exchange(message)
+        self.settle()
+        before = recv % 4096
+        host = ctypes.create_string_buffer(before + size + 64)
+        self.cuda("cuMemcpyDtoH_v2", host, ctypes.c_uint64(recv - before), SIZE(len(host.raw)))
+        wanted = self.bytes_of((self.rank - 1) % self.options.ranks, number, size)
+        if host.raw != b"Z" * before + wanted + b"Z" * 64:
+            raise Failed(f"message {message} brought something else")
+
+    def messages(self):
+        for number, message in enumerate(MESSAGES * 2):
+            self.checked(message, number, self.exchange)
+        for number, message in enumerate(MESSAGES):
+            graph, replay = P(), P()
+            self.cuda("cuStreamBeginCapture_v2", self.stream, 1)
+            recv = self.exchange(message)
+            self.cuda("cuStreamEndCapture", self.stream, ctypes.byref(graph))
+            self.cuda("cuGraphInstantiateWithFlags", ctypes.byref(replay), graph, ctypes.c_uint64(0))
+
+            def launched(_):
+                self.cuda("cuGraphLaunch", replay, self.stream)
+                return recv
+
+            for tag in range(3):
+                self.checked(message, 100 * tag + number, launched)
+
     def graph(self):
         graph, replay = P(), P()
         send, recv = self.buffers
@@ -252,13 +317,20 @@ class Windowed(Rank):
 
     def kill(self):
         """The last rank is killed while calls go on."""
-        victim, end, count = self.options.ranks - 1, time.monotonic() + 30, WINDOW // 4
+        send, recv = self.buffers
+        words = (send, recv, WINDOW // 4, INT32, SUM, self.comm, self.stream)
+        self.until_a_death(lambda: self.check(self.nccl.ncclAllReduce(*words)))
+
+    def kill_messages(self):
+        self.until_a_death(lambda: self.exchange((WINDOW, 0, 0, True)))
+
+    def until_a_death(self, call):
+        victim, end = self.options.ranks - 1, time.monotonic() + 30
         self.call("all_reduce", BLOCKS[2], 0)
         print("ready", flush=True)
         try:
             while time.monotonic() < end:
-                send, recv = self.buffers
-                self.check(self.nccl.ncclAllReduce(send, recv, count, INT32, SUM, self.comm, self.stream))
+                call()
                 self.settle()
         except Failed as error:
             if f"rank {victim}" in str(error):

@@ -7,7 +7,7 @@ use hawser_plan::PlanErrorKind;
 use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::topology::{DeviceKind, Link};
-use hawser_plan::{PlanConfig, Route, Topology};
+use hawser_plan::{PlanConfig, Route, Routes, Topology};
 use machine::{Launch, Machine};
 use proptest::prelude::*;
 
@@ -195,6 +195,26 @@ fn messages_of_one_slot_cross_networks_with_ll() {
     let hosts = Topology::of_hosts(8, 4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
     let near = |bytes| p2p::route(bytes, false, &hosts, &with_ll(512));
     assert_eq!((near(512), near(513)), (Route::LL, Route::SIMPLE));
+}
+
+#[test]
+fn large_messages_between_gpus_of_a_host_are_offered_a_landing() {
+    let large = |topology: &Topology, config: &PlanConfig| p2p::route(64 << 20, false, topology, config);
+    let gpus = |sm, link| Topology::single_host(4, DeviceKind::Cuda { sm }, link);
+    let config = PlanConfig::default();
+    let topology = gpus(90, Link::NvLink);
+    let process = Topology { direct: true, ..topology.clone() };
+    for (topology, least) in [(&topology, 8 << 20), (&process, 4 << 20)] {
+        let routes = [least, least - 1].map(|bytes| p2p::route(bytes, false, topology, &config));
+        assert_eq!(routes, [Route::LANDING, Route::SIMPLE]);
+    }
+    for other in [gpus(80, Link::NvLink), gpus(90, Link::Pcie), gpus(90, Link::HostMemory)] {
+        assert_eq!(large(&other, &config), Route::SIMPLE);
+    }
+    let hosts = Topology::of_hosts(8, 4, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
+    assert_eq!(large(&hosts, &config), Route::SIMPLE);
+    let staged = PlanConfig { routes: [Some(Routes::that(|route| !route.zero_copy)); 8], ..config };
+    assert_eq!(large(&topology, &staged), Route::SIMPLE);
 }
 
 #[test]

@@ -78,7 +78,9 @@ impl CommState {
         if spans.is_some_and(|spans| !spans.is_captured) && !events.0.is_empty() {
             self.expect(&plan, &plan.args.inline_steps, |key| events.find(key));
         }
-        let work = Work::of_plan(self.complete(plan, None, place.0)?, None);
+        let mut plan = self.complete(plan, None, place.0)?;
+        self.enter_landings(&mut plan, place.0)?;
+        let work = Work::of_plan(plan, None);
         let mut launch = Launch::new(self, work, place, stream);
         launch.events = spans.map(|spans| {
             let operations = events.0.iter().map(|(_, _, event)| event.clone()).collect();

@@ -38,7 +38,7 @@ pub struct Route {
     pub executor: Executor,
     /// The protocol by which data travel.
     pub protocol: Protocol,
-    /// True if data go straight between the buffers of one process, without staging.
+    /// True if data go straight between buffers, without staging.
     pub zero_copy: bool,
 }
 
@@ -57,8 +57,11 @@ impl Route {
     pub const FUSED_SIMPLE: Route = Self::new(Executor::Fused, Protocol::Simple);
     /// Copy engines, through staging or straight from user buffer to user buffer.
     pub const COPY_ENGINE: Route = Self::new(Executor::CopyEngine, Protocol::Simple);
-    /// A fused kernel whose data go straight between the buffers of one process.
+    /// A fused kernel whose data go straight between buffers that all ranks reach.
     pub const ZERO_COPY: Route = Self { zero_copy: true, ..Self::FUSED_SIMPLE };
+    /// The interpreter's messages that the sender stores where the receiver wants them, if it reaches that
+    /// memory. Not one of [`Route::ALL`]: nobody chooses it, and only messages go so.
+    pub const LANDING: Route = Self { zero_copy: true, ..Self::SIMPLE };
     /// Threads of the CPU with plain data and counters.
     pub const HOST: Route = Self::new(Executor::Host, Protocol::Simple);
 
@@ -93,9 +96,10 @@ impl Route {
         }
     }
 
-    /// The position in [`Route::ALL`].
+    /// The position in [`Route::ALL`]; that of [`Route::SIMPLE`] for [`Route::LANDING`].
     pub fn index(self) -> usize {
-        Self::ALL.iter().position(|route| *route == self).unwrap_or(0)
+        let listed = if self == Self::LANDING { Self::SIMPLE } else { self };
+        Self::ALL.iter().position(|route| *route == listed).unwrap_or(0)
     }
 
     /// The position of the size of its slots among the three of the settings; staging has the last one.
@@ -122,6 +126,7 @@ impl Route {
         match (self.executor, self.protocol) {
             (Executor::Interpreter, Protocol::Ll) => "interpreter/LL",
             (Executor::Interpreter, Protocol::Ll128) => "interpreter/LL128",
+            (Executor::Interpreter, Protocol::Simple) if self.zero_copy => "interpreter/Simple/zero_copy",
             (Executor::Interpreter, Protocol::Simple) => "interpreter/Simple",
             (Executor::Fused, Protocol::Ll) => "fused/LL",
             (Executor::Fused, Protocol::Ll128) => "fused/LL128",

@@ -91,7 +91,7 @@ pub struct Block {
     pub channel: u8,
 }
 
-/// The places of the data (80 bytes).
+/// The places of the data (88 bytes).
 ///
 /// Chunk `c` of a buffer: block `b = c / per_block`, `j = c % per_block`; elements
 /// `[b * count + j * chunk, min(b * count + (j + 1) * chunk, (b + 1) * count))`, which may be empty.
@@ -125,6 +125,10 @@ pub struct Work {
     /// Added to the bytes told in `Conn::send_bytes`: [`tag`] of the type and the operation, for networks
     /// that reduce.
     pub tag: u32,
+    /// Of a message that goes by [`hawser_types::Route::LANDING`]. Where it is received: the address at which
+    /// the sender finds the buffer, a multiple of 16; 0 if it finds it nowhere, so that data go through the
+    /// FIFO. Where it is sent: 1 to wait for such an address, 0 to use the FIFO whatever it is.
+    pub landing: u64,
 }
 
 /// Bits of a told size that are bytes; the type and the operation are above.
@@ -409,7 +413,7 @@ impl Default for Args {
 const _: () = {
     assert!(size_of::<Step>() == 64 && offset_of!(Step, src_chunk) == 12 && offset_of!(Step, recv) == 32);
     assert!(size_of::<Block>() == 8);
-    assert!(size_of::<Work>() == 80 && offset_of!(Work, tile) == 48 && offset_of!(Work, chunks) == 60);
+    assert!(size_of::<Work>() == 88 && offset_of!(Work, tile) == 48 && offset_of!(Work, landing) == 80);
     assert!(size_of::<Conn>() == 64);
     assert!(
         size_of::<Entry>() == 32 && offset_of!(Entry, deps) == 16 && offset_of!(Entry, fifo_offset) == 28
@@ -417,6 +421,6 @@ const _: () = {
     assert!(size_of::<DevComm>() == 96 && offset_of!(DevComm, conns) == 56);
     assert!(size_of::<Report>() == 32);
     assert!(offset_of!(Args, op_number) == 32 && offset_of!(Args, entry) == 48);
-    assert!(offset_of!(Args, works) == 592 && offset_of!(Args, inline_steps) == 592 + 80 * MAX_WORKS);
+    assert!(offset_of!(Args, works) == 592 && offset_of!(Args, inline_steps) == 592 + 88 * MAX_WORKS);
     assert!(size_of::<Args>() <= 4096);
 };

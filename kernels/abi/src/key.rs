@@ -44,6 +44,9 @@ impl KernelKey {
     /// follows where it runs several exchanges. Sums, products and pre-multiplied sums of integers do not
     /// depend on the sign and share the unsigned kernel.
     pub fn symbol(&self) -> String {
+        if self.route == Route::LANDING {
+            return "hawser_copy_u8_simple_landing".into();
+        }
         // One kernel does both: zero copy is a strategy that its arguments ask for.
         let route = if self.route == Route::ZERO_COPY { Route::FUSED_SIMPLE } else { self.route };
         let mut route = route.old_name().to_ascii_lowercase();
@@ -95,5 +98,6 @@ mod tests {
             [Route::LL, Route::LL128, Route::SIMPLE, Route::FUSED_LL, Route::COPY_ENGINE, Route::ZERO_COPY];
         assert_eq!(numbers.map(protocol_number), [0, 1, 2, 3, 6, 7]);
         assert_eq!(protocol_number(Route::HOST), protocol_number(Route::SIMPLE));
+        assert_eq!(protocol_number(Route::LANDING), protocol_number(Route::SIMPLE));
     }
 }

@@ -28,9 +28,11 @@ struct World {
     std::vector<HawserDevComm> comms;
     std::vector<HawserDeps> deps;
     u32 abort = 0;
+    bool has_net;
     std::vector<Told> reports;
 
-    World(u32 n, u32 lanes_, u32 depth_) : ranks(n), lanes(lanes_), depth(depth_) {
+    // With a network neighbours are on other hosts, and the network is this memory.
+    World(u32 n, u32 lanes_, u32 depth_, bool has_net_) : ranks(n), lanes(lanes_), depth(depth_), has_net(has_net_) {
         u32 bytes[3] = {512, 960, 1024};
         u64 at = 0;
         for (int p = 0; p < 3; p++) {
@@ -52,8 +54,7 @@ struct World {
             for (u32 l = 0; l < lanes; l++)
                 for (u32 p = 0; p < n; p++) {
                     u64 mine = (u64)heaps[r] + (l * n + p) * entry, theirs = (u64)heaps[p] + (l * n + r) * entry;
-                    // Neighbours are on other hosts, with a network that is this memory.
-                    bool far = (r + p) % 2 == 1;
+                    bool far = has_net && (r + p) % 2 == 1;
                     conns[r][l * n + p] = {theirs + fifos, theirs, mine + 256, mine + fifos, mine, theirs + 256,
                                            (u64)&counters[r][(l * n + p) * 8],
                                            far ? (u64)&told[r][(l * n + p) * depth] : 0};
@@ -230,6 +231,7 @@ struct Case {
     u32 shift; // misalignment in elements
     bool in_place, uploaded;
     u32 silent = ~0u; // a rank that does not take part
+    bool lands = false; // messages without staging, where a rank's output is a landing
 };
 
 template <class M, int PROTOCOL>
@@ -251,6 +253,7 @@ static void launch(World& w, const Programs& p, const Case& c, const std::vector
         u64 pack = 16 / c.size;
         auto up = [&](u64 v) { return (v + pack - 1) / pack * pack; };
         k.base[0] = in[r], k.base[1] = out[r], k.base[2] = scratch[r];
+        k.landing = out[r] % 16 == 0 && dice() % 8 != 0 ? out[r] : 0;
         k.count = c.count, k.per_block = p.per_block;
         k.chunk = up((c.count + p.per_block - 1) / p.per_block);
         k.instance = up((k.chunk + c.instances - 1) / c.instances);
@@ -281,7 +284,14 @@ static void launch(World& w, const Programs& p, const Case& c, const std::vector
             run->index = b, run->grid = a.n_blocks, run->threads = c.threads;
             run->shared = std::make_shared<Shared>();
             std::memset(run->shared.get(), 0xcd, sizeof(Shared));
-            for (u32 t = 0; t < c.threads; t++) fibers.add(run, r, t, [&a] { interpret<M, PROTOCOL>(a); });
+            bool lands = c.lands;
+            for (u32 t = 0; t < c.threads; t++)
+                fibers.add(run, r, t, [&a, lands] {
+                    if constexpr (PROTOCOL == HAWSER_SIMPLE && M::SIZE == 1 && M::OP == Op::Copy) {
+                        if (lands) return interpret_landing<M>(a);
+                    }
+                    interpret<M, PROTOCOL>(a);
+                });
         }
     }
     fibers.run(c.silent == ~0u && dice() % 2); // nobody drifts where deadlines count
@@ -354,9 +364,12 @@ static void programs(World& w, std::function<T(int)> make, u64 scalar, int facto
     switch (dice() % 8) {
     case 7:
     case 6:
-        if (dice() % 4 != 0) c.uploaded = false, protocol = HAWSER_LL; // as blocks of their own kind
-        return check<T, Math<T, Op::Copy>>(w, "messages", messages(n), c, protocol, 0,
-                                           [=](u32 r, u64 e) { return (int)(((r + n - 1) % n * 7 + e) % range); }, make);
+        if (sizeof(T) == 1 && !w.has_net && dice() % 4 != 0) c.uploaded = false, c.lands = true, protocol = HAWSER_SIMPLE;
+        else if (dice() % 4 != 0) c.uploaded = false, protocol = HAWSER_LL; // as blocks of their own kind
+        for (u32 again = c.lands && dice() % 2 ? w.depth + 2 : 1; again > 0; again--)
+            check<T, Math<T, Op::Copy>>(w, "messages", messages(n), c, protocol, 0,
+                                        [=](u32 r, u64 e) { return (int)(((r + n - 1) % n * 7 + e) % range); }, make);
+        return;
     case 5: return check<T, M>(w, "pairs", pre(pairs(n)), c, protocol, scalar, sum, make);
     case 3: return check<T, M>(w, "shared lane", pre(shared_lane(n)), c, protocol, scalar, sum, make);
     case 0:
@@ -396,7 +409,7 @@ int main(int argc, char** argv) {
     fp8_rounds();
     if (!exchanges_are_right(4 * rounds) || !folds_are_right(2 * rounds)) return 1;
     for (u32 round = 0; round < rounds; round++) {
-        World w(2 + dice() % 3, 4, 3 + dice() % 2);
+        World w(2 + dice() % 3, 4, 3 + dice() % 2, dice() % 2);
         for (int launches = 0; launches < 6; launches++) {
             range = 11;
             auto half = [](int v) { return F16{__half_as_ushort(__float2half_rn((float)v))}; };
@@ -419,7 +432,9 @@ int main(int argc, char** argv) {
         Case c{4, 1, 96 + 32 * (u32)(dice() % 2), 1000, 0, false, false, silent};
         auto make = [](int v) { return (float)v; };
         bool by_messages = dice() % 3 == 0; // those who exchange none with the silent rank end well
-        if (by_messages) check<float, Math<float, Op::Copy>>(w, "silent", messages(w.ranks), c, 0, 0, nullptr, make);
+        c.lands = by_messages && !w.has_net && dice() % 2;
+        if (c.lands) check<uint8_t, Math<uint8_t, Op::Copy>>(w, "silent", messages(w.ranks), c, 2, 0, nullptr, [](int v) { return (uint8_t)v; });
+        else if (by_messages) check<float, Math<float, Op::Copy>>(w, "silent", messages(w.ranks), c, 0, 0, nullptr, make);
         else check<float, Math<float, Op::Sum>>(w, "silent", dice() % 2 ? ring(w.ranks) : one_shot(w.ranks), c, dice() % 3, 0, nullptr, make);
         for (u32 r = 0; r < w.ranks; r++) {
             if (r == silent || (by_messages && (silent + 1) % w.ranks != r)) continue;

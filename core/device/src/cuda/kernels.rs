@@ -24,8 +24,8 @@ use super::context::Context;
 use super::result::{MISSING, Status, code, installed_version};
 use crate::device::Caps;
 
-/// Slots of the cache: operations × types × protocols × (one exchange, several).
-const SLOTS: usize = 7 * 12 * PROTOCOLS * 2;
+/// Slots of the cache: operations × types × protocols × (one exchange, several), and messages that land.
+const SLOTS: usize = 7 * 12 * PROTOCOLS * 2 + 1;
 /// Kinds of kernels.
 const PROTOCOLS: usize = Route::ALL.len();
 
@@ -257,6 +257,7 @@ fn keys() -> impl Iterator<Item = KernelKey> {
     [Copy, Sum, Prod, Max, Min, PreMulSum, SumDiv]
         .into_iter()
         .flat_map(move |op| DataType::ALL.into_iter().flat_map(move |dtype| of_type(op, dtype)))
+        .chain([KernelKey::new(Copy, DataType::Uint8, Route::LANDING)])
 }
 
 /// True if there is such a kernel.
@@ -272,6 +273,9 @@ fn is_built(key: &KernelKey) -> bool {
 
 /// Position in the cache.
 fn slot(key: KernelKey) -> usize {
+    if key.route == Route::LANDING {
+        return SLOTS - 1;
+    }
     let one = (key.op as usize * 12 + key.dtype as usize) * PROTOCOLS + key.route.index();
     one * 2 + usize::from(key.batch)
 }

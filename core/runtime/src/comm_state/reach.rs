@@ -3,7 +3,8 @@
 use hawser_base::error::Result;
 use hawser_base::log::{self, Subsys};
 use hawser_plan::executor::fused::{self, FusedPlan, zero_copy};
-use hawser_plan::{Call, Decision, Executor, Topology};
+use hawser_plan::executor::launch::LaunchPlan;
+use hawser_plan::{Call, Decision, Executor, Route, Topology};
 
 use super::CommState;
 use crate::tuning::CallAttributes;
@@ -36,6 +37,43 @@ impl CommState {
         let Some(src_seen) = self.seen(input)? else { return self.staged("input", input, number) };
         let Some(dst_seen) = self.seen(output)? else { return self.staged("output", output, number) };
         Ok(Reached { direct: zero_copy::READY, src_seen, dst_seen })
+    }
+
+    /// Enters the landings of messages into a launch, if it is one of those that land. Those that are sent
+    /// wait for one where some memory of other ranks is reached at all.
+    ///
+    /// # Errors
+    /// The driver does not answer what a buffer is.
+    pub fn enter_landings(&self, plan: &mut LaunchPlan, number: u64) -> Result<()> {
+        if plan.kernel.route != Route::LANDING {
+            return Ok(());
+        }
+        let reaches_memory = self.topology.direct || self.lsa.has_lent_windows();
+        let args = &mut plan.args;
+        for (work, step) in args.works.iter_mut().zip(&args.inline_steps).take(args.n_inline.into()) {
+            work.landing = match step.n_recv {
+                1 if reaches_memory => {
+                    self.landing((work.base[1], work.count), step.recv[0].into(), number)?
+                }
+                0 => reaches_memory.into(),
+                _ => 0,
+            };
+        }
+        Ok(())
+    }
+
+    /// The address at which rank `peer` finds a buffer of this rank, if a message may be stored there by
+    /// packs of 16 bytes; else 0, and a line of the log that says why.
+    fn landing(&self, (addr, bytes): (u64, u64), peer: u32, number: u64) -> Result<u64> {
+        let found = match self.topology.direct {
+            true => self.device.needs_kernels()?.is_reached(addr, bytes)?.then_some(addr),
+            false => self.lsa.address_seen_by(peer, addr, bytes),
+        };
+        if let Some(landing) = found.filter(|landing| landing.is_multiple_of(16)) {
+            return Ok(landing);
+        }
+        self.staged("buffer", (addr, bytes), number)?;
+        Ok(0)
     }
 
     /// The numbers by which other ranks find a buffer ([`hawser_kernels_abi::fused::FusedArgs::src_seen`]);

@@ -52,5 +52,6 @@ pub fn submit_batch(comm: &CommState, batch: &BatchLaunch, number: u64, stream: 
     let mut kept = lock(&batch.kept)?;
     let plan = kept.bind(&batch.messages);
     plan.args.op_number = number;
+    comm.enter_landings(plan, number)?;
     submit(comm, plan, stream, None)
 }

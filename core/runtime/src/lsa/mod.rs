@@ -91,6 +91,25 @@ impl Window {
     fn is_lent(&self) -> bool {
         self.flat.as_ref().is_some_and(|flat| !flat.bases.is_empty())
     }
+
+    /// By rank, what it adds to an address in this rank's buffer to find it; empty where not all ranks lend
+    /// the window to collectives.
+    fn shifts(&self, team: &Team) -> Vec<u64> {
+        let Some(flat) = self.flat.as_ref().filter(|_| self.is_lent()) else { return Vec::new() };
+        let own = flat.stride.wrapping_mul(team.rank.into()).wrapping_sub(self.addr);
+        flat.bases.iter().map(|base| base.wrapping_add(own)).collect()
+    }
+}
+
+impl State {
+    /// The window with these bytes that all ranks lend to collectives.
+    fn lent(&self, addr: u64, bytes: u64) -> Option<&Window> {
+        let holds = |window: &Window| {
+            let at = addr.checked_sub(window.addr);
+            at.is_some_and(|at| at < window.bytes && bytes <= window.bytes - at)
+        };
+        self.windows.values().find(|window| window.held.is_none() && window.is_lent() && holds(window))
+    }
 }
 
 impl Lsa {
@@ -239,14 +258,17 @@ impl Lsa {
     /// Address of the numbers by which other ranks find these bytes
     /// ([`hawser_kernels_abi::fused::FusedArgs::src_seen`]); None if they lie in no window that is lent.
     pub fn seen(&self, addr: u64, bytes: u64) -> Option<u64> {
-        let holds = |window: &Window| {
-            let at = addr.checked_sub(window.addr);
-            at.is_some_and(|at| at < window.bytes && bytes <= window.bytes - at)
-        };
         let state = self.state();
-        let mut windows = state.windows.values();
-        let window = windows.find(|window| window.held.is_none() && window.is_lent() && holds(window))?;
+        let window = state.lent(addr, bytes)?;
         Some(window.image.addr + size_of::<WindowImage>() as u64)
+    }
+
+    /// The address at which a rank of the communicator finds these bytes; None if they lie in no window that
+    /// is lent.
+    pub fn address_seen_by(&self, rank: u32, addr: u64, bytes: u64) -> Option<u64> {
+        let state = self.state();
+        let shift = *state.lent(addr, bytes)?.shifts(&self.team).get(rank as usize)?;
+        Some(addr.wrapping_add(shift))
     }
 
     /// Device memory that this rank allocated.
@@ -291,10 +313,9 @@ impl Lsa {
         let image = WindowImage::new(base, stride_4g, places, window.number);
         let handle = window.image.addr;
         self.device.upload(handle, bytes_of(std::slice::from_ref(&image)))?;
-        if let Some(flat) = window.flat.as_ref().filter(|_| window.is_lent()) {
-            let own = flat.stride.wrapping_mul(self.team.rank.into()).wrapping_sub(window.addr);
-            let numbers: Vec<u64> = flat.bases.iter().map(|base| base.wrapping_add(own)).collect();
-            self.device.upload(handle + size_of::<WindowImage>() as u64, bytes_of(&numbers))?;
+        let shifts = window.shifts(&self.team);
+        if !shifts.is_empty() {
+            self.device.upload(handle + size_of::<WindowImage>() as u64, bytes_of(&shifts))?;
         }
         let mut state = self.state();
         self.replace(&mut state, 0, entry)?;

@@ -192,6 +192,9 @@ fn of_process(id: &UniqueId, rank: u32) {
     let numbers = state.lsa.seen(memory + 256 + 1000, 24).expect("it lies in the window");
     let number: u64 = at(numbers + 8 * u64::from(1 - rank));
     assert_eq!(at::<u64>(memory + 256 + 16), (memory + 256).wrapping_add(number));
+    let seen_by = |rank: u32| state.lsa.address_seen_by(rank, memory + 256 + 1000, 24);
+    assert_eq!(seen_by(1 - rank), Some((memory + 256 + 1000).wrapping_add(number)));
+    assert_eq!((seen_by(2), state.lsa.address_seen_by(1 - rank, memory + 256, 1025)), (None, None));
     for (addr, bytes) in [(memory + 255, 1), (memory + 256, 1025), (memory + 1280, 1)] {
         assert_eq!(state.lsa.seen(addr, bytes), None, "{bytes} bytes {} behind the begin", addr - memory);
     }
