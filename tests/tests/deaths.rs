@@ -188,9 +188,35 @@ fn a_growth_after_a_death_names_the_dead() {
     let child = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", dies.id())).unwrap();
     dies.kill();
     let ended = others.map(Process::end);
-    let is_held = std::path::Path::new("/proc").join(child.trim()).exists();
+    let is_held = holds_files(&child);
     ended.iter().for_each(|ended| ended.expect_error("Remote", &["rank 1 (process", "has died"]));
     assert!(is_held && !child.is_empty(), "they waited until child {child} let go of the connections");
+}
+
+/// True if a process has open files. One that ends closes them before it is gone.
+fn holds_files(pid: &str) -> bool {
+    let files = std::fs::read_dir(format!("/proc/{}/fd", pid.trim()));
+    files.is_ok_and(|mut files| files.next().is_some())
+}
+
+/// A shrink that keeps a dead rank, while a child of that rank holds its listener open: nobody answers there.
+#[test]
+fn a_shrink_that_keeps_a_dead_rank_names_it() {
+    if !on_host() {
+        return;
+    }
+    let id = unique_id().unwrap();
+    let start = |r: u32, steps| rank(&id, (r, 3), steps, &[]);
+    let mut dies = start(0, &["all_reduce", "fork", "mark", "sleep"]);
+    let mut is_left_out = start(1, &["all_reduce", "mark", "sleep"]);
+    let mut shrinks = start(2, &["all_reduce", "mark", "pause=3000", "survive=1"]);
+    [&mut dies, &mut is_left_out, &mut shrinks].into_iter().for_each(|process| process.wait_for("mark"));
+    let child = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", dies.id())).unwrap();
+    dies.kill();
+    let ended = shrinks.end();
+    let is_held = holds_files(&child);
+    ended.expect_error("Remote", &["rank 0 (process", "has died"]);
+    assert!(is_held && !child.is_empty(), "it waited until child {child} let go of the listener");
 }
 
 /// A child is refused, frees nothing of its parent's, and changes no result of it.

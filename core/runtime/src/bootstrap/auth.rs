@@ -7,7 +7,6 @@
 use super::wire::{Fields, malformed};
 use super::{Remark, detail, remark};
 use hawser_base::error::{Error, Result};
-use hawser_base::wait::Wait;
 use hawser_oob::accept::{self, Arrival, Limits, Unwanted};
 use hawser_oob::dial::{self, Dial, Ended, Offer};
 use hawser_oob::foreign;
@@ -15,6 +14,7 @@ use hawser_oob::handshake::Protocol;
 use hawser_oob::socket::{Address, Options, Origin};
 use hawser_oob::strangers::{self, Lines};
 use hawser_oob::stream::Stream;
+use hawser_oob::wait::Patience;
 use hawser_oob::wire::Wire;
 use rustix::event::PollFd;
 use std::os::fd::OwnedFd;
@@ -124,13 +124,13 @@ impl Greeting {
 ///
 /// # Errors
 /// `System` when the peer cannot be reached, `InvalidUsage` when it does not know the secret or has another
-/// protection, or as [`Wait::check`].
+/// protection, or as [`Patience::check`].
 pub(super) fn connect(
     to: &Address,
     (key, wire): (&Key, Wire),
     greeting: Greeting,
     retry: Retry,
-    wait: &Wait,
+    wait: &impl Patience<Error = Error>,
     describe: &dyn Fn() -> String,
 ) -> Result<Stream> {
     let said = greeting.encode(wire);

@@ -10,8 +10,10 @@ use hawser_base::wait::Wait;
 use hawser_oob::dial::{Dial, Ended};
 use hawser_oob::socket::Address;
 use hawser_oob::stream::Stream;
+use hawser_oob::wait::Patience;
 use hawser_oob::wire::Wire;
 use std::sync::{Arc, Mutex, TryLockError};
+use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 use rustix::io::Errno;
@@ -50,7 +52,8 @@ impl Bootstrap {
             Err(TryLockError::WouldBlock) => None,
         };
         let mut slot = wait.until(free, describe).map_err(|error| error.or_peer(peer))?;
-        let dial = || self.dial(Role::Peer, peer, &wait.at_most(self.settings.init_timeout), &describe);
+        let while_there = WhileThere { wait: &wait.at_most(self.settings.init_timeout), boot: self, peer };
+        let dial = || self.dialer.dial(Role::Peer, peer, &while_there, &describe);
         let stream = slot.take().map_or_else(dial, Ok).map_err(|error| error.or_peer(peer))?;
         // Put back only if whole: a broken or cut off connection is not used again.
         let written = stream.write_frame(Kind::Message, tag, bytes, wait, &describe);
@@ -139,6 +142,29 @@ impl Bootstrap {
     }
 }
 
+/// A wait for a connection to a rank, which ends when that rank is known to have gone: somebody else, such as
+/// a forked child, may hold its listener open, and then nobody ever answers.
+struct WhileThere<'a> {
+    wait: &'a Wait,
+    boot: &'a Bootstrap,
+    peer: u32,
+}
+
+impl Patience for WhileThere<'_> {
+    type Error = Error;
+
+    fn check(&self, describe: &dyn Fn() -> String) -> Result<()> {
+        match self.boot.roster().absence(self.peer) {
+            Some(absence) => Err(absence.context(describe())),
+            None => self.wait.check(describe),
+        }
+    }
+
+    fn slice(&self) -> Duration {
+        self.wait.slice()
+    }
+}
+
 /// The way to the other ranks: their addresses, and the key that they ask for.
 pub(super) struct Dialer {
     rank: u32,
@@ -163,7 +189,13 @@ impl Dialer {
     }
 
     /// An authenticated TCP connection to `peer`.
-    pub fn dial(&self, role: Role, peer: u32, wait: &Wait, describe: &dyn Fn() -> String) -> Result<Stream> {
+    pub fn dial(
+        &self,
+        role: Role,
+        peer: u32,
+        wait: &impl Patience<Error = Error>,
+        describe: &dyn Fn() -> String,
+    ) -> Result<Stream> {
         let greeting = Greeting { role, rank: self.rank, target: peer };
         let (to, key) = (&self.addresses[peer as usize], (&self.key, self.wire));
         auth::connect(to, key, greeting, self.retry, wait, describe)
