@@ -82,7 +82,7 @@ fn move_to_another_host(path: &Path) {
         if let Some(time) = event.get("ts").and_then(Value::as_f64) {
             event.insert("ts".into(), json!(time + AHEAD));
         }
-        if event["name"] == json!("hawser_rank") {
+        if event["name"] == json!("process_name") {
             event["args"]["boot"] = json!("another");
             event["args"]["host"] = json!("b");
         }
@@ -168,7 +168,7 @@ fn merge(folder: &TempDir, files: &[PathBuf]) -> (Vec<Map<String, Value>>, Strin
 }
 
 fn processes(events: &[Map<String, Value>]) -> Vec<Value> {
-    let ranks = events.iter().filter(|event| event["name"] == json!("hawser_rank"));
+    let ranks = events.iter().filter(|event| event["name"] == json!("process_name"));
     ranks.map(|event| event["pid"].clone()).collect()
 }
 
@@ -210,7 +210,7 @@ fn wall_clocks_count_where_no_collective_is_in_common() {
     let files = job(folder.path());
     let mut other = events(&files[1]);
     other.retain(|event| event.get("cat").is_none());
-    for event in other.iter_mut().filter(|event| event["name"] == json!("hawser_rank")) {
+    for event in other.iter_mut().filter(|event| event["name"] == json!("process_name")) {
         // The other clock has begun two seconds later.
         let monotonic = event["args"]["monotonic_ns"].as_u64().unwrap();
         event["args"]["monotonic_ns"] = json!(monotonic - 2_000_000_000);

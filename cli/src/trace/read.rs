@@ -142,9 +142,10 @@ pub struct Rank {
 }
 
 impl Rank {
-    /// Reads the event in which the profiler says it; None for other events.
+    /// Reads the event in which the profiler says it, which names the process (in files of older builds it is
+    /// one of its own); None for other events.
     pub fn of(event: &Event) -> Option<Self> {
-        if text(event, "ph") != "M" || text(event, "name") != "hawser_rank" {
+        if text(event, "ph") != "M" || !matches!(text(event, "name"), "process_name" | "hawser_rank") {
             return None;
         }
         let args = args(event)?;

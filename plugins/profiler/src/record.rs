@@ -182,12 +182,6 @@ impl Line<'_> {
     }
 }
 
-/// The line that names a communicator's process.
-pub fn process_line(process: u32, name: &str) -> String {
-    json!({ "ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": { "name": name } })
-        .to_string()
-}
-
 /// The line by which viewers put the communicators of a host in the order of their ranks.
 pub fn rank_line(process: u32, rank: u32) -> String {
     let args = json!({ "sort_index": rank });
@@ -206,9 +200,12 @@ pub struct Place {
     pub realtime: u64,
 }
 
-/// The line by which programs know the rank, and lay its clock on those of other hosts.
-pub fn place_line(process: u32, config: &ProfilerConfig, place: &Place) -> String {
+/// The line that names a communicator's process to viewers. By the rest of it programs know the rank, and lay
+/// its clock on those of other hosts; it has no line of its own, since viewers warn of names that they do not
+/// know.
+pub fn process_line(process: u32, name: &str, config: &ProfilerConfig, place: &Place) -> String {
     let args = json!({
+        "name": name,
         "comm": hex(config.comm_id),
         "comm_name": config.comm_name.as_deref().unwrap_or_default(),
         "rank": config.rank,
@@ -219,7 +216,7 @@ pub fn place_line(process: u32, config: &ProfilerConfig, place: &Place) -> Strin
         "monotonic_ns": place.monotonic,
         "realtime_ns": place.realtime,
     });
-    json!({ "ph": "M", "name": "hawser_rank", "pid": process, "tid": 0, "args": args }).to_string()
+    json!({ "ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": args }).to_string()
 }
 
 /// The lines that name a thread and say where it stands among those of its communicator.

@@ -12,7 +12,7 @@ use crate::expose::Figures;
 use crate::file::{SEPARATOR, TraceFile};
 use crate::metrics::Member;
 use crate::queue::{Queue, Read, Steps};
-use crate::record::{Place, Record, dropped_line, place_line, process_line, rank_line, thread_lines};
+use crate::record::{Place, Record, dropped_line, process_line, rank_line, thread_lines};
 use crate::settings::host;
 use crate::tree::Tree;
 
@@ -79,9 +79,8 @@ impl Watched {
         let process = process_number(number);
         let trace = outlets.file.map(|file| {
             let title = format!("{label}, {} {}", host(), std::process::id());
-            file.send_head(process_line(process, &title), TraceFile::deadline());
+            file.send_head(process_line(process, &title, config, &Place::own()), TraceFile::deadline());
             file.send_head(rank_line(process, config.rank), TraceFile::deadline());
-            file.send_head(place_line(process, config, &Place::own()), TraceFile::deadline());
             Trace { file, process }
         });
         let metrics = outlets.figures.map(|figures| {
