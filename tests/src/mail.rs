@@ -28,9 +28,17 @@ impl Mail {
     /// # Errors
     /// Those of the calls.
     pub fn post(comm: &Comm, parcels: &[Parcel]) -> Result<Self> {
+        Self::post_from(comm, parcels, 0)
+    }
+
+    /// The same for parcels whose numbers begin with `first`: what they hold follows from their numbers.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    pub fn post_from(comm: &Comm, parcels: &[Parcel], first: usize) -> Result<Self> {
         let rank = comm.rank();
         let mut mail = Self { rank, sent: Vec::new(), received: Vec::new() };
-        for (number, parcel) in parcels.iter().enumerate() {
+        for (number, parcel) in (first..).zip(parcels) {
             // Odd addresses: messages are bytes and need no alignment.
             let mut buffer = Buffer::new(parcel.bytes, number % 5);
             if parcel.from == rank {

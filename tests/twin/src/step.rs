@@ -25,6 +25,7 @@ pub fn carry_out(comm: &Comm, number: usize, step: &Step) -> Result<()> {
     match step {
         Step::Collective(drawn) => judge(call(comm, drawn)?.fault()),
         Step::Group(collectives, messages) => in_a_group(comm, collectives, messages),
+        Step::Groups(groups) => in_groups(comm, groups),
         Step::Split(colors, inner) => {
             let Some(child) = comm.split(colors[comm.rank() as usize % colors.len()], 0, None)? else {
                 return Ok(());
@@ -96,9 +97,7 @@ fn side_by_side(comm: &Comm, here: &[Drawn], there: &[Drawn]) -> Result<()> {
 }
 
 fn in_a_group(comm: &Comm, collectives: &[Drawn], messages: &[Message]) -> Result<()> {
-    let ranks = comm.ranks();
-    let parcel = |m: &Message| Parcel { from: m.from % ranks, to: m.to % ranks, bytes: m.bytes };
-    let parcels: Vec<Parcel> = messages.iter().map(parcel).collect();
+    let parcels = parcels(comm, messages);
     group::start()?;
     let called = (|| {
         let issued: Vec<Issued> = collectives.iter().map(|drawn| call(comm, drawn)).collect::<Result<_>>()?;
@@ -108,6 +107,26 @@ fn in_a_group(comm: &Comm, collectives: &[Drawn], messages: &[Message]) -> Resul
     let (issued, mail) = called?;
     ended?;
     judge(issued.iter().find_map(Issued::fault).or_else(|| mail.fault()))
+}
+
+fn parcels(comm: &Comm, messages: &[Message]) -> Vec<Parcel> {
+    let ranks = comm.ranks();
+    let parcel = |m: &Message| Parcel { from: m.from % ranks, to: m.to % ranks, bytes: m.bytes };
+    messages.iter().map(parcel).collect()
+}
+
+/// Groups of messages one after the other. Nobody looks at what has come before the last group has ended.
+fn in_groups(comm: &Comm, groups: &[Vec<Message>]) -> Result<()> {
+    let mut mails = Vec::new();
+    for (number, messages) in (0..).zip(groups) {
+        group::start()?;
+        // No two groups send the same.
+        let posted = Mail::post_from(comm, &parcels(comm, messages), 50 * number);
+        let ended = group::end();
+        mails.push(posted?);
+        ended?;
+    }
+    judge(mails.iter().find_map(Mail::fault))
 }
 
 /// Rules that take one algorithm wherever it can run; every number gives other rules.

@@ -13,6 +13,9 @@ use hawser_types::{Collective, DataType, ReduceOp};
 /// The longest time for which a step stops a rank.
 pub const LONGEST_STOP: Duration = Duration::from_secs(8);
 
+/// The number of the draws for [`Step::Groups`]. By it no world that a test names by its seed has any.
+const GROUPS: u64 = 21;
+
 /// The number of a part of a world.
 pub type Part = usize;
 
@@ -164,6 +167,8 @@ pub enum Step {
     Collective(Drawn),
     /// Collectives and messages in one group.
     Group(Vec<Drawn>, Vec<Message>),
+    /// Groups of messages one after the other.
+    Groups(Vec<Vec<Message>>),
     /// A split by colors, and collectives in the children.
     Split(Vec<i32>, Vec<Drawn>),
     /// The rank at a place, modulo the ranks, changes the rules to those of a number.
@@ -230,13 +235,17 @@ impl World {
         let sm_free = draws.percent(15);
         let max_ctas = draws.percent(30).then(|| 1 + draws.below(4) as u32);
         let on_error = if draws.percent(50) { OnError::Nothing } else { OnError::Revoke };
-        let acts: Vec<Act> = (0..1 + draws.below(3)).map(|_| draw_act(&mut draws, &mut parts)).collect();
+        let mut acts: Vec<Act> = (0..1 + draws.below(3)).map(|_| draw_act(&mut draws, &mut parts)).collect();
         let death = draw_death(seed, &hosts, acts.len());
         let (of_one, pause) =
             if death.is_none() { draw_death_of_one(seed, &hosts, &acts) } else { (None, None) };
         let is_apart = of_one.is_some();
         let death = death.or(of_one).filter(|_| !conditions.may_fail());
         let (death, pause) = (parts.keep(death).flatten(), parts.keep(pause).flatten());
+        if let Some((act, at, groups)) = parts.keep(draw_groups(seed, acts.len())).flatten() {
+            let steps = &mut acts[act].steps;
+            steps.insert(at.min(steps.len()), groups);
+        }
         let parts = parts.next;
         Self { seed, hosts, conditions, sm_free, max_ctas, on_error, acts, is_apart, death, pause, parts }
     }
@@ -343,6 +352,27 @@ fn draw_death_of_one(seed: u64, hosts: &str, acts: &[Act]) -> (Option<Death>, Op
     (Some(death), draws.percent(50).then_some(pause))
 }
 
+/// A quarter of the worlds have groups of messages in one of their acts, at some place among its steps. They
+/// have draws of their own, so that all else is as it was drawn before.
+fn draw_groups(seed: u64, acts: usize) -> Option<(usize, usize, Step)> {
+    let mut draws = Draws::new(seed, GROUPS);
+    if !draws.percent(25) {
+        return None;
+    }
+    let (act, at) = (draws.below(acts as u64) as usize, draws.below(6) as usize);
+    let mut group = || -> Vec<Message> {
+        let messages = draws.below(7);
+        (0..messages).map(|_| draw_message(&mut draws)).collect()
+    };
+    let groups = [group(), group(), group(), group(), group()];
+    let number = 2 + draws.below(4) as usize;
+    Some((act, at, Step::Groups(groups[..number].to_vec())))
+}
+
+fn draw_message(draws: &mut Draws) -> Message {
+    Message { from: draws.below(64) as u32, to: draws.below(64) as u32, bytes: draw_size(draws) }
+}
+
 fn draw_act(draws: &mut Draws, parts: &mut Parts) -> Act {
     let drawn: Vec<Step> = (0..1 + draws.below(8)).map(|_| draw_step(draws)).collect();
     let who = draws.below(8) as usize;
@@ -369,12 +399,7 @@ fn draw_step(draws: &mut Draws) -> Step {
         0..9 => Step::Collective(draw_collective(draws)),
         9..13 => {
             let collectives = (0..draws.below(4)).map(|_| draw_collective(draws)).collect();
-            let message = |draws: &mut Draws| Message {
-                from: draws.below(64) as u32,
-                to: draws.below(64) as u32,
-                bytes: draw_size(draws),
-            };
-            Step::Group(collectives, (0..draws.below(9)).map(|_| message(draws)).collect())
+            Step::Group(collectives, (0..draws.below(9)).map(|_| draw_message(draws)).collect())
         }
         13..15 => {
             let colors = (0..16).map(|_| draws.below(4) as i32 - 1).collect();
