@@ -230,6 +230,8 @@ class Hanging(Rank):
         grid, block = (4096, 1, 1), (1024, 1, 1)
         words = (P * 1)(ctypes.cast(ctypes.byref(word), P))
         self.cuda("cuLaunchKernel", kernel, *grid, *block, 0, stream, words, None)
+        # What is launched next on another stream could begin first.
+        time.sleep(0.3)
         self.filled = module, word
 
     def wait_for_ever(self):
