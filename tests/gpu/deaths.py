@@ -4,10 +4,11 @@
 Every rank is a process, and they share the GPUs that there are. One is killed (SIGKILL) at a random moment,
 with no settings for deadlines; with every second kill the dying rank has a forked child that lives on.
 Every survivor must end with an error that names the killed rank (in the phase `destroy` it may also end
-well). Prints a line for each kill with the time until the last survivor ended; the exit code is 1 if one
-hung or blamed another rank. Then a forked child calls the library: it must get an error, and its parent's
-results must stay right. Last, all ranks have closed their descriptors 0 to 2 before init, and log with
-INFO: results must stay right, though connections might have had these numbers. Needs a GPU, no framework.
+well). Prints a line for each kill with the time until the last survivor had its error, and until its process
+ended, which takes the driver a while; the exit code is 1 if one hung or blamed another rank. Then a forked
+child calls the library: it must get an error, and its parent's results must stay right. Last, all ranks have
+closed their descriptors 0 to 2 before init, and log with INFO: results must stay right, though connections
+might have had these numbers. Needs a GPU, no framework.
 """
 
 import ctypes
@@ -47,18 +48,20 @@ def main():
         for case, what in wrong.items():
             print(f"rank 0 left in peace, {case}: {what or 'ok'}")
         return 1 if any(wrong.values()) else 0
-    dice, bad, slowest = random.Random(options.seed), 0, 0.0
+    dice, bad, slowest, last_end = random.Random(options.seed), 0, 0.0, 0.0
     for number in range(options.kills):
         phase, victim = PHASES[number % len(PHASES)], dice.randrange(options.ranks)
-        text, seconds = kill(options, dice, phase, victim, forked=number % 2 == 1)
+        text, failed, ended = kill(options, dice, phase, victim, forked=number % 2 == 1)
         bad += text is not None
-        slowest = max(slowest, seconds)
-        print(f"kill {number:3} {phase:9} rank {victim}  {seconds:5.2f} s  {text or 'ok'}", flush=True)
+        slowest, last_end = max(slowest, failed), max(last_end, ended)
+        times = f"{failed:5.2f} s, ended {ended:5.2f} s"
+        print(f"kill {number:3} {phase:9} rank {victim}  {times}  {text or 'ok'}", flush=True)
     for phase, what in (("fork", "forked child that calls"), ("closed", "descriptors 0 to 2 closed")):
         wrong = all_end_well(options, phase)
         print(f"{what}: {wrong or 'ok'}")
         bad += wrong is not None
-    print(f"{options.kills} kills, {bad} wrong, the slowest survivor ended after {slowest:.2f} s")
+    times = f"had its error after {slowest:.2f} s, the last one ended after {last_end:.2f} s"
+    print(f"{options.kills} kills, {bad} wrong, the slowest survivor {times}")
     return 1 if bad else 0
 
 
@@ -81,12 +84,12 @@ def start(options, phase, victim, forked, folder, place=ONE_HOST):
 
 
 def kill(options, dice, phase, victim, forked):
-    """(what is wrong or None, seconds from the kill to the end of the last survivor)."""
+    """(what is wrong or None, seconds from the kill to the last survivor's error, and to its end)."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(options, phase, victim, forked, folder)
         try:
             if not all(said(rank, b"ready", 40) for rank in ranks):
-                return "a rank did not get ready", 0.0
+                return "a rank did not get ready", 0.0, 0.0
             time.sleep(dice.random() * (0.6 if phase == "init" else 0.3))
             os.kill(ranks[victim].pid, signal.SIGKILL)
             began, problems = time.monotonic(), []
@@ -94,7 +97,9 @@ def kill(options, dice, phase, victim, forked):
                 if rank != victim:
                     problem = judged(child, rank, victim, phase, began + SLOWEST)
                     problems += [problem] if problem else []
-            return "; ".join(problems) or None, time.monotonic() - began
+            ended, texts = time.monotonic() - began, [getattr(child, "text", "") for child in ranks]
+            failed = [float(at) - began for text in texts for at in re.findall(r"failed at ([\d.]+)", text)]
+            return "; ".join(problems) or None, max(failed, default=0.0), ended
         finally:
             processes.end_all_sessions(ranks)
 
@@ -105,6 +110,7 @@ def judged(child, rank, victim, phase, deadline):
         text = child.communicate(timeout=max(0.1, deadline - time.monotonic()))[0].decode(errors="replace")
     except subprocess.TimeoutExpired:
         return f"rank {rank} HANGS"
+    child.text = text
     if child.returncode == 0 and phase in ("destroy", "init"):
         return None
     last = ([line for line in text.splitlines() if line.startswith("error: ")] or [text[-300:]])[-1]
@@ -183,7 +189,8 @@ class Rank:
                 print("ready", flush=True)
             self.work()
         except Failed as error:
-            print(f"error: {error}", flush=True)
+            # The clock is the same in all processes.
+            print(f"error: {error}\nfailed at {time.monotonic()}", flush=True)
             os._exit(3)
         os._exit(0)
 
