@@ -128,8 +128,8 @@ fn all_sockets_at_once_may_be_lost_while_nobody_calls() {
     for round in 0..3 {
         Stream::new(vec![2_000_000; 4], 2, 0).finish(sender.as_mut(), receiver.as_mut());
         let back = stats().redialled;
-        let cuts = (0..4).filter(|&socket| cut(round % 2, socket)).count();
-        assert_eq!(cuts, 4);
+        // On a busy machine one may be on its way back for a reason of its own.
+        (0..4).for_each(|socket| until("the socket is there", || cut(round % 2, socket).then_some(())));
         // No call of the host is needed to get them back.
         until("all sockets are back", || (stats().redialled >= back + 4).then_some(()));
     }
