@@ -96,7 +96,10 @@ impl CommState {
     }
 
     /// Says that a batch runs.
-    fn announce(&self, batch: BatchSummary, number: u64) -> Result<()> {
+    fn announce(&self, mut batch: BatchSummary, number: u64) -> Result<()> {
+        if batch.route == Route::LANDING && !self.reaches_memory() {
+            batch.route = Route::SIMPLE;
+        }
         self.sm_free.messages(self, batch.bytes, number, batch.route == Route::COPY_ENGINE);
         lock(&self.choices)?.cache.note_batch(number & !MESSAGES, batch);
         Ok(())

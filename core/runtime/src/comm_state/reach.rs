@@ -48,7 +48,7 @@ impl CommState {
         if plan.kernel.route != Route::LANDING {
             return Ok(());
         }
-        let reaches_memory = self.topology.direct || self.lsa.has_lent_windows();
+        let reaches_memory = self.reaches_memory();
         let args = &mut plan.args;
         for (work, step) in args.works.iter_mut().zip(&args.inline_steps).take(args.n_inline.into()) {
             work.landing = match step.n_recv {
@@ -60,6 +60,11 @@ impl CommState {
             };
         }
         Ok(())
+    }
+
+    /// True if this rank reaches any memory of users of other ranks, so that messages may land there.
+    pub fn reaches_memory(&self) -> bool {
+        self.topology.direct || self.lsa.has_lent_windows()
     }
 
     /// The address at which rank `peer` finds a buffer of this rank, if a message may be stored there by
