@@ -74,10 +74,12 @@ impl CommState {
             true => self.device.needs_kernels()?.is_reached(addr, bytes)?.then_some(addr),
             false => self.lsa.address_seen_by(peer, addr, bytes),
         };
-        if let Some(landing) = found.filter(|landing| landing.is_multiple_of(16)) {
-            return Ok(landing);
-        }
-        self.staged("buffer", (addr, bytes), number)?;
+        let why = match found {
+            Some(landing) if landing.is_multiple_of(16) => return Ok(landing),
+            Some(_) => "it begins at no multiple of 16 bytes",
+            None => self.why_unreached(),
+        };
+        self.tell_staged("buffer", (addr, bytes), number, why);
         Ok(0)
     }
 
@@ -93,12 +95,22 @@ impl CommState {
         Ok(self.device.needs_kernels()?.is_reached(addr, bytes)?.then_some(0))
     }
 
-    /// Says why a call that could go without staging does not.
-    fn staged(&self, name: &str, (addr, bytes): (u64, u64), number: u64) -> Result<Reached> {
-        let why = match self.topology.direct {
+    /// A launch whose buffer of this name others do not find, and a line of the log that says why.
+    fn staged(&self, name: &str, buffer: (u64, u64), number: u64) -> Result<Reached> {
+        self.tell_staged(name, buffer, number, self.why_unreached());
+        Ok(Reached::default())
+    }
+
+    /// The reason why other ranks do not find a buffer.
+    fn why_unreached(&self) -> &'static str {
+        match self.topology.direct {
             true => "other GPUs cannot use it in place (memory of cudaMalloc and ncclMemAlloc can be)",
             false => "it lies in no symmetric window (ncclCommWindowRegister, NCCL_WIN_COLL_SYMMETRIC)",
-        };
+        }
+    }
+
+    /// Says why what could go without staging does not.
+    fn tell_staged(&self, name: &str, (addr, bytes): (u64, u64), number: u64, why: &str) {
         log::info(Subsys::Coll, || {
             format!(
                 "{} rank {} op {number}: staged, as the {name} of {bytes} bytes at {addr:#x} is not reached: \
@@ -106,7 +118,6 @@ impl CommState {
                 self.name, self.rank
             )
         });
-        Ok(Reached::default())
     }
 
     /// The reason why data of a call go through staging, if they do and could go without on this device.
