@@ -1,5 +1,6 @@
 //! The built program, as a user runs it, on the host device.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -70,7 +71,7 @@ fn shared_object(source: &str, options: &[&str]) -> Option<PathBuf> {
         .args([&object, &code])
         .args(options);
     let Ok(built) = command.arg("-ldl").output() else {
-        eprintln!("skipped: no C compiler ({compiler}); install gcc or set CC");
+        let _ = writeln!(std::io::stderr(), "skipped: no C compiler ({compiler}); install gcc or set CC");
         return None;
     };
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));

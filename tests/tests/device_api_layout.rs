@@ -7,6 +7,7 @@ use std::process::Command;
 use hawser_runtime::gin::Form;
 use hawser_runtime::gin::descriptor::WORDS;
 use hawser_runtime::lsa::layout::{Family, NetworkOffsets, Offsets, Strides, TablePart, WindowImage};
+use hawser_tests::skip::skipped;
 
 fn at(of: &str, field: &str, at: usize) -> String {
     format!("static_assert(offsetof({of}, {field}) == {at}, \"{field}\");\n")
@@ -119,8 +120,7 @@ fn compiles(folder: &Path, cuda: &Path, version: u32, program: &str) -> (bool, S
 fn layouts_are_those_of_nvidias_headers() {
     let asked = ["HAWSER_TEST_NCCL_HEADERS", "HAWSER_TEST_CUDA_INCLUDE"].map(std::env::var_os);
     let [Some(folders), Some(cuda)] = asked else {
-        println!("skipped: HAWSER_TEST_NCCL_HEADERS and HAWSER_TEST_CUDA_INCLUDE name no headers");
-        return;
+        return skipped("HAWSER_TEST_NCCL_HEADERS and HAWSER_TEST_CUDA_INCLUDE name no headers");
     };
     for folder in std::env::split_paths(&folders) {
         let (version, cuda) = (version_in(&folder), PathBuf::from(&cuda));

@@ -13,10 +13,10 @@ use crate::handle::CommPtr;
 /// Magic number of `hawserDecision_t`.
 pub const MAGIC: c_uint = 0x5241_5748;
 
-/// `hawserDecision_t`.
+/// The first part of `hawserDecision_t`, which has been the same since version 1.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub struct Answer {
+struct Head {
     size: usize,
     magic: c_uint,
     version: c_uint,
@@ -30,6 +30,13 @@ pub struct Answer {
     collective: [u8; 32],
     algorithm: [u8; 64],
     protocol: [u8; 16],
+}
+
+/// `hawserDecision_t`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Answer {
+    head: Head,
     executor: [u8; 16],
     rule: [u8; 256],
     zero_copy: c_uint,
@@ -44,19 +51,7 @@ unsafe impl Plain for Answer {}
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct FirstAnswer {
-    size: usize,
-    magic: c_uint,
-    version: c_uint,
-    operation: u64,
-    bytes: u64,
-    predicted_us: f32,
-    channels: c_uint,
-    threads: c_uint,
-    known: c_uint,
-    text_bytes: usize,
-    collective: [u8; 32],
-    algorithm: [u8; 64],
-    protocol: [u8; 16],
+    head: Head,
     executor: [u8; 8],
     rule: [u8; 256],
 }
@@ -72,22 +67,23 @@ hawser_api! {
     fn hawserLastDecision(comm: CommPtr, decision: Out<Answer>, text: Out<c_char>, capacity: usize) {
         let handle = comm.ready()?;
         let given = decision.input().read_versioned("decision", Answer::unset(), MAGIC)?;
-        let mut answer = Answer { size: given.size, version: given.version, ..Answer::unset() };
+        let mut answer = Answer::unset();
+        (answer.head.size, answer.head.version) = (given.head.size, given.head.version);
         let last = handle.name(handle.comm.last_decision())?;
         if let Some(last) = &last {
             answer.take(last);
         }
         let said = last.as_ref().map_or("", |last| &last.text);
-        answer.text_bytes = said.len() + 1;
+        answer.head.text_bytes = said.len() + 1;
         if !text.is_null() && capacity > 0 {
             let part = cut(said, capacity - 1).bytes().map(|byte| byte as c_char);
             text.set_all("text", part.chain([0]))?;
         }
-        if given.version > 1 {
-            return decision.set_prefix("decision", &answer, given.size);
+        if given.head.version > 1 {
+            return decision.set_prefix("decision", &answer, given.head.size);
         }
         let first = FirstAnswer::new(&answer, last.map(|last| last.route));
-        decision.cast::<FirstAnswer>().set_prefix("decision", &first, given.size)
+        decision.cast::<FirstAnswer>().set_prefix("decision", &first, given.head.size)
     }
 }
 
@@ -102,7 +98,7 @@ hawser_api! {
 
 impl Answer {
     fn unset() -> Self {
-        Self {
+        let head = Head {
             size: 0,
             magic: MAGIC,
             version: 0,
@@ -116,60 +112,39 @@ impl Answer {
             collective: [0; 32],
             algorithm: [0; 64],
             protocol: [0; 16],
-            executor: [0; 16],
-            rule: [0; 256],
-            zero_copy: 0,
-            reserved: 0,
-        }
+        };
+        Self { head, executor: [0; 16], rule: [0; 256], zero_copy: 0, reserved: 0 }
     }
 
     /// Fills in a decision.
     fn take(&mut self, last: &LastDecision) {
-        (self.known, self.operation, self.bytes) = (1, last.operation, last.bytes);
-        (self.predicted_us, self.channels, self.threads) = (last.predicted_us, last.channels, last.threads);
+        let head = &mut self.head;
+        (head.known, head.operation, head.bytes) = (1, last.operation, last.bytes);
+        (head.predicted_us, head.channels, head.threads) = (last.predicted_us, last.channels, last.threads);
+        fill(&mut head.collective, &last.collective);
+        fill(&mut head.algorithm, &last.algorithm);
+        fill(&mut head.protocol, last.route.protocol.name());
         self.zero_copy = last.route.zero_copy.into();
-        fill(&mut self.collective, &last.collective);
-        fill(&mut self.algorithm, &last.algorithm);
-        fill(&mut self.protocol, last.route.protocol.name());
         fill(&mut self.executor, last.route.executor.name());
         fill(&mut self.rule, last.rule.as_deref().unwrap_or(""));
     }
 }
 
 impl FirstAnswer {
+    /// The same answer in the words of version 1.
     fn new(answer: &Answer, route: Option<Route>) -> Self {
-        let Answer { size, magic, version, operation, bytes, predicted_us, channels, threads, known, .. } =
-            *answer;
-        let Answer { text_bytes, collective, algorithm, rule, .. } = *answer;
-        let (mut protocol, mut executor) = ([0; 16], [0; 8]);
+        let Answer { head, rule, .. } = *answer;
+        let mut first = Self { head: Head { protocol: [0; 16], ..head }, executor: [0; 8], rule };
         if let Some(route) = route {
-            fill(&mut protocol, route.old_name());
-            fill(
-                &mut executor,
-                match route.executor {
-                    Executor::Interpreter | Executor::Fused => "sm",
-                    Executor::CopyEngine => "dma",
-                    Executor::Host => "host",
-                },
-            );
+            fill(&mut first.head.protocol, route.old_name());
+            let executor = match route.executor {
+                Executor::Interpreter | Executor::Fused => "sm",
+                Executor::CopyEngine => "dma",
+                Executor::Host => "host",
+            };
+            fill(&mut first.executor, executor);
         }
-        Self {
-            size,
-            magic,
-            version,
-            operation,
-            bytes,
-            predicted_us,
-            channels,
-            threads,
-            known,
-            text_bytes,
-            collective,
-            algorithm,
-            protocol,
-            executor,
-            rule,
-        }
+        first
     }
 }
 
@@ -194,7 +169,7 @@ mod tests {
         let words = |route| {
             let first = FirstAnswer::new(&Answer::unset(), Some(route));
             let text = |field: &[u8]| String::from_utf8_lossy(field).trim_end_matches('\0').to_owned();
-            (text(&first.protocol), text(&first.executor))
+            (text(&first.head.protocol), text(&first.executor))
         };
         let pair = |protocol: &str, executor: &str| (protocol.to_owned(), executor.to_owned());
         assert_eq!(words(Route::ZERO_COPY), pair("SymDirect", "sm"));

@@ -5,13 +5,10 @@ mod support;
 
 /// A test of its own process has a module in its name.
 mod on_the_stand_in {
-    use std::io::{Write, stderr};
-    use std::path::PathBuf;
-    use std::process::Stdio;
     use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     use std::thread::{panicking, scope, yield_now};
 
-    use hawser_device::cuda::fake::{assert_passed, fake, this_test, with_fake_driver};
+    use hawser_device::cuda::fake::{fake, in_two_processes, with_fake_kernels};
     use hawser_runtime::gin::Form;
     use hawser_runtime::gin::descriptor::{WORDS, op};
     use hawser_runtime::lsa::layout::Family;
@@ -325,20 +322,9 @@ mod on_the_stand_in {
         Rank { comm, rank, ranks, memory, window: 0, made, part: [0; 3], layout }
     }
 
-    fn has_kernels() -> bool {
-        let is_there = !hawser_kernels::FATBINS.is_empty();
-        if !is_there {
-            let _ = writeln!(stderr(), "skipped: no kernels are built in; HAWSER_CUDA_ARCHS=90 builds them");
-        }
-        is_there
-    }
-
     #[test]
     fn ranks_of_a_load_store_team_put_and_get() {
-        if !has_kernels() {
-            return;
-        }
-        with_fake_driver(module_path!(), "ranks_of_a_load_store_team_put_and_get", &ENV, || {
+        with_fake_kernels(module_path!(), "ranks_of_a_load_store_team_put_and_get", &ENV, || {
             for (version, layout) in [
                 (23004, (Family::V230, Form::Bare)),
                 (23007, (Family::V230, Form::Counted)),
@@ -353,43 +339,30 @@ mod on_the_stand_in {
         });
     }
 
-    /// The file in which a process leaves the identity of a communicator for the one that it starts.
-    fn identity_file(of: u32) -> PathBuf {
-        std::env::temp_dir().join(format!("hawser-gin-test-{of}"))
-    }
-
     #[test]
     fn ranks_of_two_hosts_put_and_get() {
         const NAME: &str = "ranks_of_two_hosts_put_and_get";
-        if has_kernels() {
-            with_fake_driver(module_path!(), NAME, &ENV, || of_two_processes(NAME, Some("another")));
-        }
+        with_fake_kernels(module_path!(), NAME, &ENV, || of_two_processes(NAME, Some("another")));
     }
 
     #[test]
     fn ranks_of_two_processes_of_a_host_put_and_get() {
         const NAME: &str = "ranks_of_two_processes_of_a_host_put_and_get";
-        if has_kernels() {
-            with_fake_driver(module_path!(), NAME, &ENV, || of_two_processes(NAME, None));
-        }
+        with_fake_kernels(module_path!(), NAME, &ENV, || of_two_processes(NAME, None));
     }
 
     /// Starts the test `name` once more as the second rank, on a host with this name, if any.
     fn of_two_processes(name: &str, host: Option<&str>) {
         let team = if host.is_some() { 1 } else { 2 };
-        if let Ok(identity) = std::fs::read(identity_file(std::os::unix::process::parent_id())) {
-            return of_process(Id(identity[..].try_into().unwrap()), 1, team);
-        }
-        let mut id = Id([0; 128]);
-        ok(ncclGetUniqueId(&mut id));
-        let file = identity_file(std::process::id());
-        std::fs::write(&file, id.0).unwrap();
-        let mut other = this_test(module_path!(), name);
-        other.envs(host.map(|host| ("NCCL_HOSTID", host))).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let other = other.spawn().unwrap();
-        of_process(id, 0, team);
-        std::fs::remove_file(file).unwrap();
-        assert_passed(&other.wait_with_output().unwrap());
+        let identity = || {
+            let mut id = Id([0; 128]);
+            ok(ncclGetUniqueId(&mut id));
+            id.0.to_vec()
+        };
+        let env: Vec<(&str, &str)> = host.map(|host| ("NCCL_HOSTID", host)).into_iter().collect();
+        in_two_processes((module_path!(), name), &env, identity, |identity, rank| {
+            of_process(Id(identity.try_into().unwrap()), rank.cast_signed(), team);
+        });
     }
 
     fn of_process(id: Id, rank: i32, team: i32) {
@@ -408,10 +381,7 @@ mod on_the_stand_in {
     #[test]
     fn what_cannot_be_carried_out_ends_kernels() {
         const NAME: &str = "what_cannot_be_carried_out_ends_kernels";
-        if !has_kernels() {
-            return;
-        }
-        with_fake_driver(module_path!(), NAME, &ENV, || {
+        with_fake_kernels(module_path!(), NAME, &ENV, || {
             let last = format!("a signal behind the last of {}", SIGNALS + OF_RESOURCE);
             for (signal, size, text) in
                 [(SIGNALS + OF_RESOURCE, PART, &*last), (PUTS, BYTES, "do not fit window 0")]

@@ -181,8 +181,8 @@ impl Comm {
     fn end_operations(&self, state: &CommState, error: Error) {
         // The first reason stays: who is shrunk after a failure keeps the failure.
         state.peer_memory.control.fail(error);
-        if let Some(dma) = &state.dma {
-            dma.release();
+        if let Some(copy_engines) = &state.copy_engines {
+            copy_engines.release();
         }
         self.0.abort.raise();
     }

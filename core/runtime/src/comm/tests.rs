@@ -2,7 +2,7 @@
 
 use hawser_plan::{Call, Collective, ReduceOp, Scalar};
 
-use hawser_device::cuda::fake::{fake, with_fake_driver};
+use hawser_device::cuda::fake::{fake, with_fake_kernels};
 use hawser_plan::DataType;
 
 use crate::comm::{Comm, group};
@@ -10,14 +10,11 @@ use crate::comm::{Comm, group};
 #[test]
 fn every_rank_of_a_group_launches_once_whichever_way_it_goes() {
     let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
-    with_fake_driver(
+    with_fake_kernels(
         module_path!(),
         "every_rank_of_a_group_launches_once_whichever_way_it_goes",
         &env,
         || {
-            if hawser_kernels::FATBINS.is_empty() {
-                return;
-            }
             let devices = [0, 1].map(|ordinal| hawser_device::cuda::open(ordinal).unwrap());
             let comms = Comm::init_all(&[0, 1]).unwrap();
             let buffers = devices.each_ref().map(|device| device.alloc_as_user(1 << 12).unwrap());
@@ -62,10 +59,7 @@ fn every_rank_of_a_group_launches_once_whichever_way_it_goes() {
 #[test]
 fn streams_of_a_group_meet_before_and_after_it() {
     let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
-    with_fake_driver(module_path!(), "streams_of_a_group_meet_before_and_after_it", &env, || {
-        if hawser_kernels::FATBINS.is_empty() {
-            return;
-        }
+    with_fake_kernels(module_path!(), "streams_of_a_group_meet_before_and_after_it", &env, || {
         let device = hawser_device::cuda::open(0).unwrap();
         let comms = Comm::init_all(&[0, 1]).unwrap();
         let buffer = device.alloc_as_user(1 << 12).unwrap();
@@ -89,10 +83,7 @@ fn streams_of_a_group_meet_before_and_after_it() {
 fn ranks_that_share_a_gpu_need_streams_of_their_own() {
     let env =
         [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")];
-    with_fake_driver(module_path!(), "ranks_that_share_a_gpu_need_streams_of_their_own", &env, || {
-        if hawser_kernels::FATBINS.is_empty() {
-            return;
-        }
+    with_fake_kernels(module_path!(), "ranks_that_share_a_gpu_need_streams_of_their_own", &env, || {
         let device = hawser_device::cuda::open(0).unwrap();
         let comms = Comm::init_all(&[0, 0]).unwrap();
         let buffer = device.alloc_as_user(1 << 12).unwrap();
@@ -124,10 +115,7 @@ fn ranks_that_share_a_gpu_need_streams_of_their_own() {
 #[test]
 fn parts_of_heaps_come_when_an_operation_needs_them() {
     let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
-    with_fake_driver(module_path!(), "parts_of_heaps_come_when_an_operation_needs_them", &env, || {
-        if hawser_kernels::FATBINS.is_empty() {
-            return;
-        }
+    with_fake_kernels(module_path!(), "parts_of_heaps_come_when_an_operation_needs_them", &env, || {
         let devices = [0, 1].map(|ordinal| hawser_device::cuda::open(ordinal).unwrap());
         let comms = Comm::init_all(&[0, 1]).unwrap();
         let buffers = devices.each_ref().map(|device| device.alloc_as_user(8 << 20).unwrap());
@@ -170,10 +158,7 @@ fn parts_of_heaps_come_when_an_operation_needs_them() {
 #[test]
 fn all_parts_are_there_at_init_where_it_is_asked_for() {
     let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none"), ("NCCL_RUNTIME_CONNECT", "0")];
-    with_fake_driver(module_path!(), "all_parts_are_there_at_init_where_it_is_asked_for", &env, || {
-        if hawser_kernels::FATBINS.is_empty() {
-            return;
-        }
+    with_fake_kernels(module_path!(), "all_parts_are_there_at_init_where_it_is_asked_for", &env, || {
         let device = hawser_device::cuda::open(0).unwrap();
         let comms = Comm::init_all(&[0, 1]).unwrap();
         let before = comms[0].memory_bytes();

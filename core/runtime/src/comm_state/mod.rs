@@ -63,7 +63,7 @@ use crate::bootstrap::Bootstrap;
 use crate::classes;
 use crate::executor::copy_engine::events::CopyEvents;
 use crate::executor::copy_engine::host::Copies;
-use crate::executor::copy_engine::{Dma, Emission, Who};
+use crate::executor::copy_engine::{CopyEngines, Emission, Who};
 use crate::lsa::Lsa;
 use crate::profiling::{Profiling, Span};
 use crate::progress::journal::Journal;
@@ -130,7 +130,7 @@ pub struct CommState {
     /// Asks whether launches are under way.
     pub busy_probe: BusyProbe,
     /// Copy engines, if ranks have staging for them.
-    pub dma: Option<Dma>,
+    pub copy_engines: Option<CopyEngines>,
     /// Lines about them.
     pub sm_free: SmFree,
     /// Symmetric windows.
@@ -234,13 +234,13 @@ impl CommState {
     /// The program gets its buffers back, though operations on them may not be over on other ranks: from now
     /// on nobody else reads or writes them. On GPUs, copies that peers have put on their streams go on.
     pub fn give_up_buffers(&self) {
-        if let Some(latches) = self.dma.as_ref().and_then(Dma::latches) {
+        if let Some(latches) = self.copy_engines.as_ref().and_then(CopyEngines::latches) {
             latches.shut();
         }
     }
 
-    fn copier(&self) -> Result<&Dma> {
-        self.dma.as_ref().ok_or_else(|| Error::internal("a launch of copy engines without staging"))
+    fn copier(&self) -> Result<&CopyEngines> {
+        self.copy_engines.as_ref().ok_or_else(|| Error::internal("a launch of copy engines without staging"))
     }
 
     /// Waits for all operations on this rank, or until they are aborted: their stream may be stuck in other

@@ -32,7 +32,7 @@ impl Drop for CommState {
         }
         // Kernels may still be on their way: memory is unmapped only when the stream has passed them.
         self.settle();
-        if self.dma.as_ref().is_some_and(|dma| !dma.close()) {
+        if self.copy_engines.as_ref().is_some_and(|copy_engines| !copy_engines.close()) {
             self.leak("the words of its copy engines cannot be set");
         }
         if self.peer_memory.control.is_aborted() {
@@ -58,8 +58,8 @@ impl CommState {
                 self.peer_memory.control.abort();
             }
             self.peer_memory.control.abort_if_failed();
-            if let Some(dma) = &self.dma {
-                dma.release();
+            if let Some(copy_engines) = &self.copy_engines {
+                copy_engines.release();
             }
             if self.peer_memory.control.is_aborted()
                 && aborted.get_or_insert_with(Instant::now).elapsed() > AFTER_ABORT
@@ -98,6 +98,13 @@ impl CommState {
         let scratch = self.scratch.get_mut().map(std::mem::take);
         let words = self.stream_ops.take();
         let windows = self.lsa.take_memory();
-        (self.dma.take(), programs.ok(), scratch.ok(), words, windows, self.peer_memory.take_memory())
+        (
+            self.copy_engines.take(),
+            programs.ok(),
+            scratch.ok(),
+            words,
+            windows,
+            self.peer_memory.take_memory(),
+        )
     }
 }

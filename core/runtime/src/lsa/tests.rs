@@ -1,15 +1,11 @@
 //! Windows and communicators for kernels on the stand-in for CUDA's driver, whose device memory is memory of
 //! the host: these tests find addresses as NVIDIA's device code does, and use them.
 
-use std::io::{Write, stderr};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
-use std::path::PathBuf;
-use std::process::Stdio;
-
 use hawser_base::error::ErrorKind;
-use hawser_device::cuda::fake::{assert_passed, fake, this_test, with_fake_driver};
+use hawser_device::cuda::fake::{fake, in_two_processes, with_fake_kernels};
 
 use super::layout::{Family, TableEntry, WindowImage};
 use super::resources::{DevComm, Resource, Wanted};
@@ -83,21 +79,9 @@ fn make_dev_comms(comms: &[Comm], wanted: &Wanted) -> Result<Vec<DevComm>> {
     Ok(made.into_iter().map(|(_, made)| made).collect())
 }
 
-/// True if kernels are built in; says so where a test has to be left out.
-fn has_kernels() -> bool {
-    let is_there = !hawser_kernels::FATBINS.is_empty();
-    if !is_there {
-        let _ = writeln!(stderr(), "skipped: no kernels are built in; HAWSER_CUDA_ARCHS=90 builds them");
-    }
-    is_there
-}
-
 #[test]
 fn kernels_find_the_windows_of_all_ranks() {
-    if !has_kernels() {
-        return;
-    }
-    with_fake_driver(module_path!(), "kernels_find_the_windows_of_all_ranks", &ENV, || {
+    with_fake_kernels(module_path!(), "kernels_find_the_windows_of_all_ranks", &ENV, || {
         let comms = comms();
         for comm in &comms {
             let team = comm.load_store_team().unwrap();
@@ -147,28 +131,14 @@ fn kernels_find_the_windows_of_all_ranks() {
     });
 }
 
-/// The file in which a process leaves the identity of a communicator for the one that it starts.
-fn identity_file(of: u32) -> PathBuf {
-    std::env::temp_dir().join(format!("hawser-lsa-test-{of}"))
-}
-
 #[test]
 fn processes_map_each_others_memory() {
     const NAME: &str = "processes_map_each_others_memory";
-    if !has_kernels() {
-        return;
-    }
-    with_fake_driver(module_path!(), NAME, &ENV, || {
-        if let Ok(identity) = std::fs::read(identity_file(std::os::unix::process::parent_id())) {
-            return of_process(&UniqueId::from_bytes(identity[..].try_into().unwrap()).unwrap(), 1);
-        }
-        let (id, file) = (unique_id().unwrap(), identity_file(std::process::id()));
-        std::fs::write(&file, id.to_bytes()).unwrap();
-        let mut other = this_test(module_path!(), NAME);
-        let other = other.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        of_process(&id, 0);
-        std::fs::remove_file(file).unwrap();
-        assert_passed(&other.wait_with_output().unwrap());
+    with_fake_kernels(module_path!(), NAME, &ENV, || {
+        let identity = || unique_id().unwrap().to_bytes().to_vec();
+        in_two_processes((module_path!(), NAME), &[], identity, |identity, rank| {
+            of_process(&UniqueId::from_bytes(identity.try_into().unwrap()).unwrap(), rank);
+        });
     });
 }
 
@@ -207,10 +177,7 @@ fn of_process(id: &UniqueId, rank: u32) {
 
 #[test]
 fn barriers_of_kernels_hold_all_ranks() {
-    if !has_kernels() {
-        return;
-    }
-    with_fake_driver(module_path!(), "barriers_of_kernels_hold_all_ranks", &ENV, || {
+    with_fake_kernels(module_path!(), "barriers_of_kernels_hold_all_ranks", &ENV, || {
         let comms = comms();
         for (version, family) in
             [(22809, Family::V228), (22907, Family::V229), (23007, Family::V230), (23203, Family::V232)]
@@ -323,10 +290,7 @@ fn buffers_are_everybodys(made: &[DevComm], family: Family) {
 
 #[test]
 fn the_table_names_all_windows() {
-    if !has_kernels() {
-        return;
-    }
-    with_fake_driver(module_path!(), "the_table_names_all_windows", &ENV, || {
+    with_fake_kernels(module_path!(), "the_table_names_all_windows", &ENV, || {
         let comm = Comm::init_all(&[0]).unwrap();
         let made = make_dev_comms(
             &comm,
@@ -370,10 +334,7 @@ fn the_table_names_all_windows() {
 
 #[test]
 fn memory_that_others_cannot_map_stays_with_the_host() {
-    if !has_kernels() {
-        return;
-    }
-    with_fake_driver(module_path!(), "memory_that_others_cannot_map_stays_with_the_host", &ENV, || {
+    with_fake_kernels(module_path!(), "memory_that_others_cannot_map_stays_with_the_host", &ENV, || {
         let comms = comms();
         let device = hawser_device::cuda::open(1).unwrap();
         let plain = device.alloc_as_user(1 << 20).unwrap();
@@ -413,10 +374,7 @@ fn memory_that_others_cannot_map_stays_with_the_host() {
 #[test]
 fn ranks_that_make_different_calls_are_told_and_what_is_left_goes_with_the_communicator() {
     const NAME: &str = "ranks_that_make_different_calls_are_told_and_what_is_left_goes_with_the_communicator";
-    if !has_kernels() {
-        return;
-    }
-    with_fake_driver(module_path!(), NAME, &ENV, || {
+    with_fake_kernels(module_path!(), NAME, &ENV, || {
         let memory: Vec<u64> = (0..RANKS).map(|_| mem_alloc(1 << 20).unwrap()).collect();
         let buffers: Vec<(u64, u64)> = memory.iter().map(|addr| (*addr, 4096)).collect();
         let round = || {
@@ -458,10 +416,7 @@ fn ranks_that_make_different_calls_are_told_and_what_is_left_goes_with_the_commu
 #[test]
 fn without_vmm_there_are_no_windows_for_kernels() {
     let env = [ENV[0], ENV[1], ENV[2], ("NCCL_CUMEM_ENABLE", "0")];
-    if !has_kernels() {
-        return;
-    }
-    with_fake_driver(module_path!(), "without_vmm_there_are_no_windows_for_kernels", &env, || {
+    with_fake_kernels(module_path!(), "without_vmm_there_are_no_windows_for_kernels", &env, || {
         let comms = comms();
         assert!(comms[0].kernels_cannot_have_windows().unwrap().is_some());
         let error = comms[0].make_dev_comm(wanted(Family::V228, 22809), |_| Ok(())).unwrap_err();

@@ -3,7 +3,7 @@
 
 use std::sync::Barrier;
 
-use hawser_device::cuda::fake::{fake, with_fake_driver};
+use hawser_device::cuda::fake::{fake, with_fake_kernels};
 use hawser_plan::{CallOptions, Collective, DataType, Selection};
 
 use super::calls::Way;
@@ -14,10 +14,7 @@ use crate::comm::{Config, unique_id};
 fn a_stream_waits_for_each_partition_and_marks_it_afterwards() {
     let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
     let name = "a_stream_waits_for_each_partition_and_marks_it_afterwards";
-    with_fake_driver(module_path!(), name, &env, || {
-        if hawser_kernels::FATBINS.is_empty() {
-            return;
-        }
+    with_fake_kernels(module_path!(), name, &env, || {
         let (id, both) = (unique_id().unwrap(), &Barrier::new(2));
         std::thread::scope(|scope| {
             let ranks = [0, 1].map(|rank| scope.spawn(move || of_rank(id, rank, both)));
@@ -36,10 +33,7 @@ fn a_stream_waits_for_each_partition_and_marks_it_afterwards() {
 fn a_round_that_ends_without_a_partition_names_it() {
     let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
     let name = "a_round_that_ends_without_a_partition_names_it";
-    with_fake_driver(module_path!(), name, &env, || {
-        if hawser_kernels::FATBINS.is_empty() {
-            return;
-        }
+    with_fake_kernels(module_path!(), name, &env, || {
         let comm = Comm::init(&[unique_id().unwrap()], 1, 0, 0, Config::default()).unwrap();
         let device = hawser_device::cuda::open(0).unwrap();
         let buffer = device.alloc_as_user(4_000).unwrap();
@@ -67,10 +61,7 @@ fn a_round_that_ends_without_a_partition_names_it() {
 fn a_partition_of_blocks_is_one_launch_where_kernels_serve_it() {
     let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
     let name = "a_partition_of_blocks_is_one_launch_where_kernels_serve_it";
-    with_fake_driver(module_path!(), name, &env, || {
-        if hawser_kernels::FATBINS.is_empty() {
-            return;
-        }
+    with_fake_kernels(module_path!(), name, &env, || {
         let (id, both) = (unique_id().unwrap(), &Barrier::new(2));
         std::thread::scope(|scope| {
             let ranks = [0, 1].map(|rank| scope.spawn(move || blocks_of_rank(id, rank, both)));

@@ -1,7 +1,8 @@
 //! The stand-in for the CUDA driver (`libcuda.c`), for tests: it counts which calls are made, in which state.
 
+use std::io::{Write, stderr};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
 use hawser_base::log::last_error;
@@ -21,6 +22,40 @@ pub fn with_fake_driver(module: &str, test: &str, env: &[(&str, &str)], body: fn
     assert_passed(&output.expect("starting this test again"));
 }
 
+/// As [`with_fake_driver`], for a test that launches kernels. Where none are built in it says so, and is
+/// skipped.
+pub fn with_fake_kernels(module: &str, test: &str, env: &[(&str, &str)], body: fn()) {
+    if !hawser_kernels::FATBINS.is_empty() {
+        return with_fake_driver(module, test, env, body);
+    }
+    // Straight to standard error, which no harness captures.
+    let _ = writeln!(stderr(), "skipped: {test}: no kernels are built in; HAWSER_CUDA_ARCHS=90 builds them");
+}
+
+/// Runs a test in two processes, each of which is a rank: this one, and another that runs the same test with
+/// more variables. For the body of [`with_fake_driver`].
+///
+/// `identity` makes here what both have to know; `as_rank` gets it, with 0 here and with 1 there.
+pub fn in_two_processes(
+    (module, test): (&str, &str),
+    env: &[(&str, &str)],
+    identity: impl FnOnce() -> Vec<u8>,
+    as_rank: impl FnOnce(&[u8], u32),
+) {
+    let file = |process: u32| std::env::temp_dir().join(format!("hawser-test-identity-{process}"));
+    if let Ok(identity) = std::fs::read(file(std::os::unix::process::parent_id())) {
+        return as_rank(&identity, 1);
+    }
+    let (identity, file) = (identity(), file(std::process::id()));
+    std::fs::write(&file, &identity).expect("a file for the other process");
+    let mut other = this_test(module, test);
+    other.envs(env.iter().copied()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let other = other.spawn().expect("starting this test again");
+    as_rank(&identity, 0);
+    std::fs::remove_file(file).expect("removing the file of this test");
+    assert_passed(&other.wait_with_output().expect("the other process ends"));
+}
+
 /// A command that runs one test of this executable.
 pub fn this_test(module: &str, test: &str) -> Command {
     let module = module.split_once("::").expect("a module in a crate").1;
@@ -30,7 +65,7 @@ pub fn this_test(module: &str, test: &str) -> Command {
 }
 
 /// Panics unless one test ran, and passed.
-pub fn assert_passed(output: &std::process::Output) {
+pub fn assert_passed(output: &Output) {
     let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("1 passed"), "{text}");
 }

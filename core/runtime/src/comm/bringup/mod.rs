@@ -23,7 +23,7 @@ use crate::bootstrap::{self, Bootstrap, UniqueId};
 use crate::classes;
 use crate::comm_state::sm_free::{self, SmFree};
 use crate::comm_state::{BusyProbe, Choices, CommState, warm_up};
-use crate::executor::copy_engine::{Dma, Rendezvous};
+use crate::executor::copy_engine::{CopyEngines, Rendezvous};
 use crate::lsa::{self, Lsa};
 use crate::profiling::Profiling;
 use crate::progress::journal::{self, Journal};
@@ -108,7 +108,7 @@ struct Paths {
     layout: HeapLayout,
     peer_memory: PeerMemory,
     net: Option<Net>,
-    dma: Option<Dma>,
+    copy_engines: Option<CopyEngines>,
 }
 
 impl Own<'_> {
@@ -161,10 +161,10 @@ impl Own<'_> {
             let rendezvous = Rendezvous::connect(device, bootstrap, &peers, self.abort, &wait)?;
             let stage = net.as_ref().and_then(Net::stage).cloned();
             let ends = (rendezvous, stage);
-            Dma::new(bases.clone(), ends, &self.device, &peer_memory.control, self.is_host())
+            CopyEngines::new(bases.clone(), ends, &self.device, &peer_memory.control, self.is_host())
         };
-        let dma = peer_memory.staging().map(copies).transpose()?;
-        Ok(Paths { layout, peer_memory, net, dma })
+        let copy_engines = peer_memory.staging().map(copies).transpose()?;
+        Ok(Paths { layout, peer_memory, net, copy_engines })
     }
 
     /// Puts the communicator together from what was decided and connected.
@@ -180,7 +180,7 @@ impl Own<'_> {
         let is_load_store = self.is_load_store(&decided);
         let (lsa, with_windows) = self.windows(&decided, &paths.peer_memory);
         let Decided { bootstrap, topology, plan_config, comm_id, tuners, .. } = decided;
-        let Paths { layout, peer_memory, net, dma } = paths;
+        let Paths { layout, peer_memory, net, copy_engines } = paths;
         let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
         Ok(CommState {
             rank: self.rank,
@@ -208,7 +208,7 @@ impl Own<'_> {
             next_batch: Default::default(),
             broken: Default::default(),
             class: classes::Setting::new(settings.class.or(config.class)),
-            dma,
+            copy_engines,
             sm_free: SmFree::new(settings.sm_free_verbose),
             windows: Default::default(),
             rma,

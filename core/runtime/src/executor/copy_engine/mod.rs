@@ -46,7 +46,7 @@ const MOST_IN_GROUP: u32 = 4096;
 const MOST_PATIENCE: Duration = Duration::from_micros(500);
 
 /// The state that a communicator's launches for copy engines share.
-pub struct Dma {
+pub struct CopyEngines {
     bases: Bases,
     rendezvous: Option<Rendezvous>,
     /// Slots that the network carries, where there are several hosts.
@@ -76,7 +76,7 @@ pub struct Who<'a> {
     pub op_number: u64,
 }
 
-impl Dma {
+impl CopyEngines {
     /// With everybody's staging. On a GPU, launches are watched from now on.
     pub fn new(
         bases: Bases,
@@ -135,7 +135,7 @@ impl Dma {
         let pending = Vec::new();
         let (is_serial, is_forked) = (plan.reduces(), false);
         Ok(Emission {
-            dma: self,
+            copy_engines: self,
             device,
             words,
             order,
@@ -279,7 +279,7 @@ impl Arrival<'_> {
 
 /// A launch that is being put on its streams.
 pub struct Emission<'a> {
-    dma: &'a Dma,
+    copy_engines: &'a CopyEngines,
     device: &'a dyn Device,
     words: &'a dyn StreamWords,
     order: &'a Order,
@@ -307,10 +307,10 @@ impl Emission<'_> {
         let mut commands = Vec::new();
         if let Some(arrival) = self.arrival.take() {
             let patience = arrival.patience();
-            self.dma.agree(self.device, arrival, &mut self.emitter, patience, &mut commands)?;
+            self.copy_engines.agree(self.device, arrival, &mut self.emitter, patience, &mut commands)?;
             self.is_serial |= self.emitter.is_direct();
         }
-        let more = self.emitter.round(&mut lock(&self.dma.state)?.counters, &mut commands);
+        let more = self.emitter.round(&mut lock(&self.copy_engines.state)?.counters, &mut commands);
         self.tell_batch(&commands);
         for command in commands {
             let index = self.stream(&command)?;
@@ -356,7 +356,7 @@ impl Emission<'_> {
         let is_captured = self.turn.done == 0;
         let count = MemoryOp::Write { addr: self.turn.done, value: self.turn.before.wrapping_add(1) };
         let count = Some(count).filter(|_| !is_captured);
-        let last = self.dma.watched.as_ref().and_then(|watched| watched.end(is_captured));
+        let last = self.copy_engines.watched.as_ref().and_then(|watched| watched.end(is_captured));
         let ops: Vec<MemoryOp> = [count, last].into_iter().flatten().collect();
         if !ops.is_empty() {
             self.words.memory_ops(self.streams[0], &ops)?;

@@ -16,7 +16,7 @@ use std::fmt;
 
 use hawser_base::error::{Error, ErrorKind};
 
-use super::link::ConnectionKey;
+use super::end::ConnectionKey;
 
 /// Bytes of a record. It ends where the data begin.
 pub const RECORD: usize = 32;

@@ -16,8 +16,8 @@ use hawser_plugin::CollNet as Plugin;
 use hawser_plugin::collnet::{CollNetComm, CollNetContext, CollNetListener, DataType, ReduceOp};
 use hawser_plugin::net::{HANDLE_BYTES, Handle, MemoryKinds, Registration, Request};
 
+use super::end::{Around, ConnectionKey, End};
 use super::fifo::Fifo;
-use super::link::{Around, ConnectionKey};
 use crate::bootstrap::{Bootstrap, Tag};
 use crate::plugin_types::data_type;
 use crate::progress::stall::{NetRequest, Stopwatch};
@@ -127,31 +127,6 @@ impl CollLink {
         Ok(Self { lane, rail, send, recv, state, posted: 0, done: 0, requests, flush: None, watch })
     }
 
-    /// The lane and, for texts, the first of the other ranks.
-    pub fn key(&self) -> ConnectionKey {
-        let peer =
-            self.rail.ranks.iter().enumerate().find(|(i, _)| *i != self.rail.own).map_or(0, |(_, r)| *r);
-        ConnectionKey { lane: self.lane, peer, send: true }
-    }
-
-    /// The request that the plugin has not carried out, how many there are, and for how many milliseconds.
-    pub fn stalled(&self) -> Option<(NetRequest, u32, u64)> {
-        let (request, count) = self.asked()?;
-        Some((request, count, self.watch.age_ms()?))
-    }
-
-    /// The request that the plugin has in hand.
-    fn asked(&self) -> Option<(NetRequest, u32)> {
-        match &self.state {
-            State::Joining(_) => Some((NetRequest::Connect, 1)),
-            State::Open { .. } if self.flush.is_some() => Some((NetRequest::Flush, 1)),
-            State::Open { .. } if !self.requests.is_empty() => {
-                Some((NetRequest::Reduce, self.requests.len() as u32))
-            }
-            State::Gathering { .. } | State::Open { .. } | State::Closed => None,
-        }
-    }
-
     /// All ranks of the connection.
     pub fn ranks(&self) -> &[u32] {
         &self.rail.ranks
@@ -160,35 +135,6 @@ impl CollLink {
     /// True if everything that the device wrote has been reduced.
     pub fn is_drained(&self) -> bool {
         self.done == self.send.filled(self.posted)
-    }
-
-    /// Moves on as far as possible without waiting; says whether anything moved.
-    pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
-        let has_moved = self.go_on(around)?;
-        self.watch.note(has_moved, self.asked().is_some());
-        Ok(has_moved)
-    }
-
-    fn go_on(&mut self, around: &Around<'_>) -> Result<bool> {
-        match &mut self.state {
-            State::Gathering { .. } => self.gather(around.bootstrap),
-            State::Joining(result) => {
-                let mut comm = match result.try_recv() {
-                    Ok(joined) => joined?,
-                    Err(TryRecvError::Empty) => return Ok(false),
-                    Err(TryRecvError::Disconnected) => {
-                        return Err(Error::internal("the collnet plugin panicked while it joined the ranks"));
-                    }
-                };
-                // SAFETY: the FIFOs' memory lives until the connection is closed.
-                let (send, recv) =
-                    unsafe { (comm.register(&self.send.region())?, comm.register(&self.recv.region())?) };
-                self.state = State::Open { comm, send, recv };
-                Ok(true)
-            }
-            State::Open { .. } => self.carry(around.flush),
-            State::Closed => Ok(false),
-        }
     }
 
     fn gather(&mut self, bootstrap: &Bootstrap) -> Result<bool> {
@@ -264,9 +210,54 @@ impl CollLink {
         }
         Ok(moved)
     }
+}
 
-    /// Closes the connection. Errors are of no use any more.
-    pub fn close(&mut self) {
+impl End for CollLink {
+    /// The lane and, for texts, the first of the other ranks.
+    fn key(&self) -> ConnectionKey {
+        let peer =
+            self.rail.ranks.iter().enumerate().find(|(i, _)| *i != self.rail.own).map_or(0, |(_, r)| *r);
+        ConnectionKey { lane: self.lane, peer, send: true }
+    }
+
+    fn go_on(&mut self, around: &Around<'_>) -> Result<bool> {
+        match &mut self.state {
+            State::Gathering { .. } => self.gather(around.bootstrap),
+            State::Joining(result) => {
+                let mut comm = match result.try_recv() {
+                    Ok(joined) => joined?,
+                    Err(TryRecvError::Empty) => return Ok(false),
+                    Err(TryRecvError::Disconnected) => {
+                        return Err(Error::internal("the collnet plugin panicked while it joined the ranks"));
+                    }
+                };
+                // SAFETY: the FIFOs' memory lives until the connection is closed.
+                let (send, recv) =
+                    unsafe { (comm.register(&self.send.region())?, comm.register(&self.recv.region())?) };
+                self.state = State::Open { comm, send, recv };
+                Ok(true)
+            }
+            State::Open { .. } => self.carry(around.flush),
+            State::Closed => Ok(false),
+        }
+    }
+
+    fn asked(&self) -> Option<(NetRequest, u32)> {
+        match &self.state {
+            State::Joining(_) => Some((NetRequest::Connect, 1)),
+            State::Open { .. } if self.flush.is_some() => Some((NetRequest::Flush, 1)),
+            State::Open { .. } if !self.requests.is_empty() => {
+                Some((NetRequest::Reduce, self.requests.len() as u32))
+            }
+            State::Gathering { .. } | State::Open { .. } | State::Closed => None,
+        }
+    }
+
+    fn watch(&mut self) -> &mut Stopwatch {
+        &mut self.watch
+    }
+
+    fn close(&mut self) {
         if let State::Open { comm, send, recv } = &mut self.state
             && self.requests.is_empty()
             && self.flush.is_none()

@@ -8,7 +8,7 @@
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::link::ConnectionKey;
+use super::end::ConnectionKey;
 use crate::record;
 
 /// A link in a goodbye or thanks: its lane, whether it sends, and its slots.

@@ -5,82 +5,26 @@
 //! receiver it posts every free slot, in order, and publishes the tail when its data are there. Slot `s` of
 //! the sender becomes slot `s` of the receiver, so nothing but data travels.
 
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::figures::{self, Counter};
 use hawser_base::log;
-use hawser_base::stages::{self, Trace};
+use hawser_base::stages;
 use hawser_base::wait::Wait;
-use hawser_plan::executor::copy_engine::DEPTH;
 use hawser_plugin::net::{
-    Connector, HANDLE_BYTES, Handle, Listener, NetContext, Receiver, Registration, Request, Segment, Sender,
+    Connector, HANDLE_BYTES, Handle, Listener, Receiver, Registration, Request, Segment, Sender,
 };
 
 use super::checksum::Checksum;
+use super::end::{Around, ConnectionKey, End};
 use super::fifo::Fifo;
 use super::recorder::EventRecorder;
-use super::teller::Teller;
-use crate::bootstrap::{Bootstrap, Tag};
+use crate::bootstrap::Tag;
 use crate::planted::{Bug, is_planted};
 use crate::profiling::Span;
 use crate::progress::stall::{NetRequest, Stopwatch};
-
-/// The key of a connection's end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ConnectionKey {
-    /// FIFO lane; behind the lanes, a slot of staging (`stage.rs`); behind those, a lane of LL's FIFOs.
-    pub lane: u32,
-    /// The rank at the other end.
-    pub peer: u32,
-    /// True if this rank sends.
-    pub send: bool,
-}
-
-impl ConnectionKey {
-    /// The key of LL's FIFO beside this one, where FIFOs have so many lanes.
-    pub fn for_ll(self, lanes: u32) -> Self {
-        Self { lane: lanes + DEPTH + self.lane, ..self }
-    }
-
-    /// The key of the FIFO beside this one, if this one is LL's.
-    pub fn beside_ll(self, lanes: u32) -> Option<Self> {
-        let lane = self.lane.checked_sub(lanes + DEPTH)?;
-        Some(Self { lane, ..self })
-    }
-}
-
-/// The parts of its communicator that a link needs.
-pub struct Around<'a> {
-    /// The plugin.
-    pub context: &'a dyn NetContext,
-    /// Carries handles.
-    pub bootstrap: &'a Bootstrap,
-    /// True if receives into device memory must be flushed.
-    pub flush: bool,
-    /// Carries short messages to the other ends.
-    pub teller: &'a Teller,
-    /// The trace of where the time goes, if anybody wants to know.
-    pub trace: &'a RefCell<Trace>,
-    /// The most sends of a connection that the plugin may have at a time.
-    pub window: u64,
-}
-
-impl Around<'_> {
-    /// Tells the rank at the other end of a link that it has begun to connect, or has accepted. Plugins exist
-    /// that wait in `accept` for their peer's `connect`, and in `test` for its `accept`; with these messages,
-    /// what they wait for has been called already, and does not depend on what this thread does next.
-    fn tell(&self, key: ConnectionKey, tag: Tag) -> Result<()> {
-        self.teller.tell(key.peer, tag.on_lane(key.lane))
-    }
-
-    /// True if the rank at the other end has told it. True once.
-    fn was_told(&self, key: ConnectionKey, tag: Tag) -> bool {
-        self.bootstrap.take(key.peer, tag.on_lane(key.lane)).is_some()
-    }
-}
 
 /// The figures of the NIC that a link goes through.
 #[derive(Debug, Clone, Copy)]
@@ -166,27 +110,6 @@ impl SendLink {
         }
     }
 
-    /// The key of this end.
-    pub fn key(&self) -> ConnectionKey {
-        self.key
-    }
-
-    /// The request that the plugin has not carried out, how many there are, and for how many milliseconds.
-    pub fn stalled(&self) -> Option<(NetRequest, u32, u64)> {
-        let (request, count) = self.asked()?;
-        Some((request, count, self.watch.age_ms()?))
-    }
-
-    /// The request that the plugin has in hand.
-    fn asked(&self) -> Option<(NetRequest, u32)> {
-        let sends = self.requests.len() as u32 + u32::from(self.is_refused);
-        match &self.state {
-            SendState::Connecting(..) => Some((NetRequest::Connect, 1)),
-            SendState::Open(..) if sends > 0 => Some((NetRequest::Send, sends)),
-            SendState::Waiting | SendState::Open(..) => None,
-        }
-    }
-
     /// The next slots belong to an operation that is watched.
     pub fn expect(&mut self, slots: u64, parent: &Arc<Span>) {
         let so_far = (self.posted, self.fifo.depth());
@@ -212,21 +135,6 @@ impl SendLink {
     /// True if everything that the device wrote has been sent.
     pub fn is_drained(&self) -> bool {
         self.done == self.fifo.filled(self.posted)
-    }
-
-    /// Moves on as far as possible without waiting; says whether anything moved.
-    pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
-        let has_moved = self.go_on(around)?;
-        self.watch.note(has_moved, self.asked().is_some());
-        Ok(has_moved)
-    }
-
-    fn go_on(&mut self, around: &Around<'_>) -> Result<bool> {
-        if let SendState::Open(..) = &self.state {
-            self.accepted = self.accepted || around.was_told(self.key, Tag::LinkAccepted);
-            return if self.accepted { self.carry(around) } else { Ok(false) };
-        }
-        self.connect(around).map_err(|error| error.or_peer(self.key.peer))
     }
 
     /// Moves a connection that is not open yet one step on; says whether anything moved.
@@ -320,9 +228,35 @@ impl SendLink {
         }
         Ok(moved)
     }
+}
 
-    /// Closes the connection. Errors are of no use any more.
-    pub fn close(&mut self) {
+impl End for SendLink {
+    fn key(&self) -> ConnectionKey {
+        self.key
+    }
+
+    fn go_on(&mut self, around: &Around<'_>) -> Result<bool> {
+        if let SendState::Open(..) = &self.state {
+            self.accepted = self.accepted || around.was_told(self.key, Tag::LinkAccepted);
+            return if self.accepted { self.carry(around) } else { Ok(false) };
+        }
+        self.connect(around).map_err(|error| error.or_peer(self.key.peer))
+    }
+
+    fn asked(&self) -> Option<(NetRequest, u32)> {
+        let sends = self.requests.len() as u32 + u32::from(self.is_refused);
+        match &self.state {
+            SendState::Connecting(..) => Some((NetRequest::Connect, 1)),
+            SendState::Open(..) if sends > 0 => Some((NetRequest::Send, sends)),
+            SendState::Waiting | SendState::Open(..) => None,
+        }
+    }
+
+    fn watch(&mut self) -> &mut Stopwatch {
+        &mut self.watch
+    }
+
+    fn close(&mut self) {
         if let SendState::Open(sender, registration) = &mut self.state
             && self.requests.is_empty()
         {
@@ -331,6 +265,10 @@ impl SendLink {
         self.state = SendState::Waiting;
         self.rail.open.take(self.posted - self.done);
         self.done = self.posted;
+    }
+
+    fn is_unsent(&self) -> bool {
+        !self.is_drained()
     }
 }
 
@@ -381,32 +319,6 @@ impl RecvLink {
         Ok(Self { key, fifo, state, posted, done, end, requests, flush, watch, recorder, check, rail })
     }
 
-    /// The key of this end.
-    pub fn key(&self) -> ConnectionKey {
-        self.key
-    }
-
-    /// The request that the plugin has not carried out, how many there are, and for how many milliseconds.
-    /// Receives count only where there are none: the peer may have nothing to send.
-    pub fn stalled(&self) -> Option<(NetRequest, u32, u64)> {
-        Some((self.asked()?, 1, self.watch.age_ms()?))
-    }
-
-    /// The request that the plugin has in hand, or that it cannot be asked.
-    fn asked(&self) -> Option<NetRequest> {
-        match &self.state {
-            RecvState::Listening(_, called) => called.then_some(NetRequest::Accept),
-            RecvState::Open(..) if self.flush.is_some() => Some(NetRequest::Flush),
-            RecvState::Open(..) if self.requests.is_empty() => Some(NetRequest::NoRoom),
-            RecvState::Open(..) | RecvState::Closed => None,
-        }
-    }
-
-    /// Slots that have come.
-    pub fn come(&self) -> u64 {
-        self.done
-    }
-
     /// Receives that were posted.
     pub fn posted(&self) -> u64 {
         self.posted
@@ -426,45 +338,6 @@ impl RecvLink {
     pub fn expect(&mut self, slots: u64, parent: &Arc<Span>) {
         let so_far = (self.done, self.fifo.depth());
         self.recorder.expect(self.key, slots, self.fifo.slot_bytes(), so_far, parent);
-    }
-
-    /// Moves on as far as possible without waiting; says whether anything moved.
-    pub fn sweep(&mut self, around: &Around<'_>) -> Result<bool> {
-        let has_moved = self.go_on(around)?;
-        self.watch.note(has_moved, self.asked().is_some());
-        Ok(has_moved)
-    }
-
-    fn go_on(&mut self, around: &Around<'_>) -> Result<bool> {
-        match &mut self.state {
-            RecvState::Listening(listener, called) => {
-                *called = *called || around.was_told(self.key, Tag::LinkCalling);
-                if !*called {
-                    return Ok(false);
-                }
-                // What the plugin says while it accepts concerns this peer.
-                let _span = log::enter_connection(around.bootstrap.rank(), self.key.peer);
-                let Some(mut receiver) = listener.accept()? else { return Ok(false) };
-                // SAFETY: the FIFO's memory lives until `close` has deregistered it.
-                let registration = unsafe { receiver.register(&self.fifo.region()) }?;
-                around.tell(self.key, Tag::LinkAccepted)?;
-                self.state = RecvState::Open(receiver, registration);
-                Ok(true)
-            }
-            RecvState::Open(..) => {
-                self.recorder.look();
-                if self.recorder.is_waiting() {
-                    self.recorder.receives(self.done);
-                }
-                // What came goes first; new receives are posted when nothing comes, while enough are in
-                // flight.
-                let has_taken = self.take(around)?;
-                let is_stocked = 2 * self.requests.len() as u64 > self.fifo.depth();
-                let has_posted = !(has_taken && is_stocked) && self.post()?;
-                Ok(has_taken || has_posted)
-            }
-            RecvState::Closed => Ok(false),
-        }
     }
 
     /// Posts every free slot.
@@ -537,12 +410,69 @@ impl RecvLink {
         }
         Ok(self.done > before)
     }
+}
 
-    /// Closes the connection, after a failure with receives in flight. Errors are of no use any more.
-    pub fn close(&mut self) {
+impl End for RecvLink {
+    fn key(&self) -> ConnectionKey {
+        self.key
+    }
+
+    fn go_on(&mut self, around: &Around<'_>) -> Result<bool> {
+        match &mut self.state {
+            RecvState::Listening(listener, called) => {
+                *called = *called || around.was_told(self.key, Tag::LinkCalling);
+                if !*called {
+                    return Ok(false);
+                }
+                // What the plugin says while it accepts concerns this peer.
+                let _span = log::enter_connection(around.bootstrap.rank(), self.key.peer);
+                let Some(mut receiver) = listener.accept()? else { return Ok(false) };
+                // SAFETY: the FIFO's memory lives until `close` has deregistered it.
+                let registration = unsafe { receiver.register(&self.fifo.region()) }?;
+                around.tell(self.key, Tag::LinkAccepted)?;
+                self.state = RecvState::Open(receiver, registration);
+                Ok(true)
+            }
+            RecvState::Open(..) => {
+                self.recorder.look();
+                if self.recorder.is_waiting() {
+                    self.recorder.receives(self.done);
+                }
+                // What came goes first; new receives are posted when nothing comes, while enough are in
+                // flight.
+                let has_taken = self.take(around)?;
+                let is_stocked = 2 * self.requests.len() as u64 > self.fifo.depth();
+                let has_posted = !(has_taken && is_stocked) && self.post()?;
+                Ok(has_taken || has_posted)
+            }
+            RecvState::Closed => Ok(false),
+        }
+    }
+
+    /// Receives count only where there are none: the peer may have nothing to send.
+    fn asked(&self) -> Option<(NetRequest, u32)> {
+        let request = match &self.state {
+            RecvState::Listening(_, called) => called.then_some(NetRequest::Accept),
+            RecvState::Open(..) if self.flush.is_some() => Some(NetRequest::Flush),
+            RecvState::Open(..) if self.requests.is_empty() => Some(NetRequest::NoRoom),
+            RecvState::Open(..) | RecvState::Closed => None,
+        };
+        Some((request?, 1))
+    }
+
+    fn watch(&mut self) -> &mut Stopwatch {
+        &mut self.watch
+    }
+
+    /// Receives may be in flight, after a failure.
+    fn close(&mut self) {
         if let RecvState::Open(receiver, registration) = &mut self.state {
             let _ = receiver.deregister(*registration);
         }
         self.state = RecvState::Closed;
+    }
+
+    fn come(&self) -> u64 {
+        self.done
     }
 }

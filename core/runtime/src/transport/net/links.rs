@@ -8,8 +8,10 @@ use rustc_hash::FxHashSet;
 
 use super::coll::CollLink;
 use super::drain::{self, Drain};
+use super::end::{Around, End};
 use super::link::{RecvLink, SendLink};
 use super::loss::{Lost, Told};
+use crate::progress::stall::Stall;
 
 /// The time that the last messages of a rank have to come once it has gone. Its word that it has gone travels
 /// another way.
@@ -31,6 +33,14 @@ pub(super) struct Links {
 }
 
 impl Links {
+    /// The requests that the plugin, which has this name, has not carried out.
+    pub fn stalls(&mut self, net: &str) -> Vec<Stall> {
+        let mut all = stalls(&mut self.sends, net);
+        all.extend(stalls(&mut self.recvs, net));
+        all.extend(stalls(&mut self.colls, net));
+        all
+    }
+
     /// Takes what a rank told when it left, or when this rank does.
     pub fn part(&mut self, peer: u32, text: &[u8]) {
         for (key, slots) in drain::told(peer, text) {
@@ -86,4 +96,31 @@ impl Links {
             false => false,
         }
     }
+}
+
+/// Moves ends of one kind on; those that fail are closed and lost. Says whether anything moved.
+pub(super) fn carry_on<E: End>(ends: &mut Vec<E>, around: &Around<'_>, lost: &mut Vec<Lost>) -> bool {
+    let mut has_moved = false;
+    ends.retain_mut(|end| match end.sweep(around) {
+        Ok(moved) => {
+            has_moved |= moved;
+            true
+        }
+        Err(error) => {
+            let (key, come, is_unsent) = (end.key(), end.come(), end.is_unsent());
+            lost.push(Lost { key, error, since: Instant::now(), come, is_unsent });
+            end.close();
+            false
+        }
+    });
+    has_moved
+}
+
+/// The requests of ends of one kind that the plugin has not carried out.
+fn stalls<E: End>(ends: &mut [E], net: &str) -> Vec<Stall> {
+    let stall = |end: &mut E| {
+        let (request, count, age_ms) = end.stalled()?;
+        Some(Stall { net: net.to_owned(), peer: Some(end.key().peer), request, count, age_ms })
+    };
+    ends.iter_mut().filter_map(stall).collect()
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use hawser_base::error::{Error, ErrorKind};
 
 use super::drain::Drain;
-use super::link::ConnectionKey;
+use super::end::ConnectionKey;
 
 /// The time for which a lost connection waits for its peer's goodbye, which travels another way.
 const GRACE: Duration = Duration::from_secs(1);

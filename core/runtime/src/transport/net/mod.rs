@@ -12,6 +12,7 @@ mod arena;
 mod checksum;
 mod coll;
 mod drain;
+mod end;
 mod events;
 mod fifo;
 mod flags;
@@ -27,9 +28,9 @@ mod teller;
 
 pub use checksum::LEAD;
 pub use coll::Rail;
+pub use end::ConnectionKey;
 pub use events::report;
 pub use fifo::MOST_SLOTS;
-pub use link::ConnectionKey;
 pub use recorder::EventRecorder;
 pub use stage::Stage;
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use hawser_plugin::profiler::{EventMask, EventState, StateArgs, What};
 
+use super::end::ConnectionKey;
 use super::events;
-use super::link::ConnectionKey;
 use crate::profiling::Span;
 
 /// Operations to come on a link, and slots on their way.

@@ -14,8 +14,8 @@ use hawser_plan::executor::copy_engine::inter_node::{End, InterNodeEnds, WORDS};
 use rustc_hash::FxHashMap;
 
 use super::arena::{Arena, Piece};
+use super::end::ConnectionKey;
 use super::fifo::{Fifo, PAGE};
-use super::link::ConnectionKey;
 
 /// The slots of one communicator.
 pub struct Stage {

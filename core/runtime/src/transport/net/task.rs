@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::error::{Error, ErrorKind};
 use hawser_base::log::{self, Subsys};
 use hawser_base::stages::{self, Trace};
 use hawser_base::wait::{AbortFlag, Wait};
@@ -19,8 +19,9 @@ use super::LOOK;
 use super::checksum::Mismatch;
 use super::coll::CollLink;
 use super::drain;
-use super::link::{Around, ConnectionKey, RecvLink, SendLink};
-use super::links::Links;
+use super::end::{Around, ConnectionKey, End};
+use super::link::{RecvLink, SendLink};
+use super::links::{self, Links};
 use super::loss::{Lost, Told};
 use super::teller::Teller;
 use crate::bootstrap::{Bootstrap, Tag};
@@ -182,7 +183,7 @@ impl NetTask {
     /// within the limit is in a call of the plugin that does not return.
     pub fn stalls(&self, net: &str, limit: Duration) -> Vec<Stall> {
         let until = Instant::now() + limit;
-        let links = loop {
+        let mut links = loop {
             match self.links.try_lock() {
                 Ok(links) => break links,
                 Err(TryLockError::Poisoned(links)) => break links.into_inner(),
@@ -194,15 +195,7 @@ impl NetTask {
                 }
             }
         };
-        let Links { sends, recvs, colls, .. } = &*links;
-        let ends = sends.iter().map(|link| (link.key(), link.stalled()));
-        let ends = ends.chain(recvs.iter().map(|link| (link.key(), link.stalled())));
-        let ends = ends.chain(colls.iter().map(|link| (link.key(), link.stalled())));
-        let stall = |(key, stalled): (ConnectionKey, Option<(NetRequest, u32, u64)>)| {
-            let (request, count, age_ms) = stalled?;
-            Some(Stall { net: net.to_owned(), peer: Some(key.peer), request, count, age_ms })
-        };
-        ends.filter_map(stall).collect()
+        links.stalls(net)
     }
 
     /// True if everything that the device wrote has been sent.
@@ -267,7 +260,7 @@ impl NetTask {
         let Links { sends, recvs, colls, drain, .. } = &mut *links;
         drain.is_leaving = true;
         recvs.iter_mut().for_each(|link| link.end_at(link.come()));
-        let ends = sends.iter().map(SendLink::key).chain(recvs.iter().map(RecvLink::key));
+        let ends = sends.iter().map(End::key).chain(recvs.iter().map(End::key));
         let rails = colls.iter().flat_map(|l| l.ranks().to_vec());
         let peers: FxHashSet<u32> = ends.map(|key| key.peer).chain(rails).collect();
         let roster = self.bootstrap.roster();
@@ -290,53 +283,22 @@ impl NetTask {
         let looking = std::mem::take(&mut *self.looking.lock().unwrap_or_else(PoisonError::into_inner));
         looking.into_iter().for_each(|thread| drop(thread.join()));
         let mut links = self.lock();
-        links.sends.iter_mut().for_each(SendLink::close);
-        links.recvs.iter_mut().for_each(RecvLink::close);
-        links.colls.iter_mut().for_each(CollLink::close);
+        links.sends.iter_mut().for_each(End::close);
+        links.recvs.iter_mut().for_each(End::close);
+        links.colls.iter_mut().for_each(End::close);
         (links.sends, links.recvs, links.colls) = (Vec::new(), Vec::new(), Vec::new());
     }
 
-    /// Sweeps over all links; those that fail are lost.
+    /// Moves all links on; those that fail are lost.
     fn carry(&self, links: &mut Links) -> bool {
         let Links { sends, recvs, colls, trace, .. } = links;
         let around = self.around(trace);
-        let (mut moved, mut lost) = (false, Vec::new());
-        let mut keep = |key: ConnectionKey, (come, is_unsent), outcome: Result<bool>| match outcome {
-            Ok(has_moved) => {
-                moved |= has_moved;
-                true
-            }
-            Err(error) => {
-                lost.push(Lost { key, error, since: Instant::now(), come, is_unsent });
-                false
-            }
-        };
-        sends.retain_mut(|link| {
-            let outcome = link.sweep(&around);
-            let is_unsent = outcome.is_err() && !link.is_drained();
-            let kept = keep(link.key(), (0, is_unsent), outcome);
-            if !kept {
-                link.close();
-            }
-            kept
-        });
-        recvs.retain_mut(|link| {
-            let outcome = link.sweep(&around);
-            let kept = keep(link.key(), (link.come(), false), outcome);
-            if !kept {
-                link.close();
-            }
-            kept
-        });
-        colls.retain_mut(|link| {
-            let kept = keep(link.key(), (0, false), link.sweep(&around));
-            if !kept {
-                link.close();
-            }
-            kept
-        });
+        let mut lost = Vec::new();
+        let mut has_moved = links::carry_on(sends, &around, &mut lost);
+        has_moved |= links::carry_on(recvs, &around, &mut lost);
+        has_moved |= links::carry_on(colls, &around, &mut lost);
         links.lost.extend(lost);
-        moved
+        has_moved
     }
 
     /// Looks at what other ranks say.
@@ -418,7 +380,7 @@ impl NetTask {
     fn thank(&self, links: &mut Links) {
         let Links { recvs, lost, drain, .. } = links;
         let come = |key: ConnectionKey| {
-            let open = recvs.iter().find(|link| link.key() == key).map(RecvLink::come);
+            let open = recvs.iter().find(|link| link.key() == key).map(End::come);
             let lost = || lost.iter().find(|lost| lost.key == key).map(|lost| lost.come);
             open.or_else(lost).unwrap_or(u64::MAX)
         };
