@@ -25,7 +25,16 @@ import tempfile
 import threading
 import time
 
-WAYS = ["ring", "double_ring", "tree", "all_pairs", "halving_doubling", "recursive_doubling", "one_shot", "knomial"]
+WAYS = [
+    "ring",
+    "double_ring",
+    "tree",
+    "all_pairs",
+    "halving_doubling",
+    "recursive_doubling",
+    "one_shot",
+    "knomial",
+]
 CHANGE = re.compile(r"adaptive mode of communicator \S+: (from collective \d+ on: .*)")
 INSTEAD = re.compile(r": (\w+)/\S+ instead of ")
 PLAIN = "plain"
@@ -172,7 +181,9 @@ def rounds(options, best):
 
 def run_round(options, floors, best):
     """One row for each start of a round."""
-    texts = {start: f'mode = "adaptive"\nbudget = {options.budget}\n' + rule(way) for start, way in floors.items()}
+    texts = {
+        start: f'mode = "adaptive"\nbudget = {options.budget}\n' + rule(way) for start, way in floors.items()
+    }
     texts |= {way: rule(way) for way in dict.fromkeys([*floors.values(), best])}
     texts[PLAIN] = ""
     left = max(len(slots(options.cpus)) - len(texts), 0)
@@ -252,19 +263,25 @@ def main():
 
 
 def parse():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("hawser")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--cpus", type=int, default=2, help="processors of each job")
     parser.add_argument("--size", default="64K")
     parser.add_argument("--starts", type=int, default=10)
-    parser.add_argument("--twins", type=int, default=1, help="jobs that run the best way as well, where there is room")
+    parser.add_argument(
+        "--twins", type=int, default=1, help="jobs that run the best way as well, where there is room"
+    )
     parser.add_argument("--parallel", type=int, default=1, help="starts at the same time")
     parser.add_argument("--first", type=int, default=0, help="run starts from this number on")
     parser.add_argument("--until", type=int, default=1 << 30, help="and below this number")
     parser.add_argument("--seconds", type=float, default=300)
     parser.add_argument("--each", type=float, default=10, help="seconds for each way by itself")
-    parser.add_argument("--turn", type=float, default=5, help="seconds until jobs change processors; 0: never")
+    parser.add_argument(
+        "--turn", type=float, default=5, help="seconds until jobs change processors; 0: never"
+    )
     parser.add_argument("--best", choices=WAYS, help="the best way, where an earlier call has found it")
     parser.add_argument("--budget", type=float, default=0.01)
     parser.add_argument("--seed", type=int, default=1)

@@ -5,7 +5,8 @@ Runs `hawser perf COLLECTIVE -b 1M -e 1M --explain --simulate CLUSTER`, a cluste
 rail-optimised, 2:1, for N = 64 to 16,384 ranks, in rounds in which everything has one turn. Kept is the round
 with the least seconds of processor, with its wall clock and the most memory it had. With --before another
 build takes turns, and its predictions have to be equal. Writes NAME.json and the table of the same name,
-NAME.txt; with --picture also the curves, as SVG. With --draw figures are those of NAME.json, and nothing is run."""
+NAME.txt; with --picture also the curves, as SVG. With --draw figures are those of NAME.json, and nothing is
+run."""
 
 import argparse
 import json

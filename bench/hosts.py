@@ -8,7 +8,8 @@ turns.
 
 nccl-tests must be built with MPI. With --plugin, NVIDIA's library runs with peer-to-peer and shared memory
 off, once with its own sockets and once with the plugin. Prints busbw in GB/s: median, smallest and largest of
-the rounds, and the ratio. """
+the rounds, and the ratio.
+"""
 
 import argparse
 import json

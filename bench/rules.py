@@ -3,9 +3,9 @@
 
 Runs `hawser perf` with the rules and without, in turns, in rounds that begin with either; each run has
 processes and communicators of its own. Prints, for every collective and size, the median of the rounds of
-both sides, and the median, least and greatest of the ratios of the rounds (the rules' time divided by
-the cost model's). Where no rule decides, both sides run the same: what these ratios show is noise. With --cluster the
-prediction of the same ratio stands beside it. Writes NAME.json and NAME.txt."""
+both sides, and the median, least and greatest of the ratios of the rounds (the rules' time divided by the
+cost model's). Where no rule decides, both sides run the same: what these ratios show is noise. With --cluster
+the prediction of the same ratio stands beside it. Writes NAME.json and NAME.txt."""
 
 import argparse
 import json
@@ -99,7 +99,10 @@ def table(options, data):
     out += "rounds.\n\n"
     head = f"{'collective':14} {'bytes':>9}  {'cost model µs':>13}  {'rules µs':>9}  {'ratio':>18}"
     head += "  predicted  what ran\n"
-    for is_by_rule, title in ((True, "where a rule decides"), (False, "where none does: both sides run the same")):
+    for is_by_rule, title in (
+        (True, "where a rule decides"),
+        (False, "where none does: both sides run the same"),
+    ):
         chosen = [row for row in rows if row["is_by_rule"] == is_by_rule]
         if not chosen:
             continue

@@ -5,12 +5,12 @@
     bench/urgent.py --library target/release/libnccl.so --ways shm tcp --rounds 5
     bench/urgent.py --library target/release/libnccl.so --gpu --large 1073741824        (needs PyTorch)
 
-Each process has two communicators and a thread for each: one carries large all-reduces without end, the other a
-small one now and then. Rounds take turns between four cases: the large ones alone, the small ones alone, both
-without classes, and both with them (hawserCommSetClass on the same communicators). The time of a small one is
-from the moment at which the last rank has called it to that at which the last one has it; all processes have one
-clock. What the large ones lose is told without the time in which small ones would have had the machine anyway.
-Prints us, ratios to the small ones alone, and the bars: median 1.5, p99 2, loss 5 %."""
+Each process has two communicators and a thread for each: one carries large all-reduces without end, the other
+a small one now and then. Rounds take turns between four cases: the large ones alone, the small ones alone,
+both without classes, and both with them (hawserCommSetClass on the same communicators). The time of a small
+one is from the moment at which the last rank has called it to that at which the last one has it; all
+processes have one clock. What the large ones lose is told without the time in which small ones would have had
+the machine anyway. Prints us, ratios to the small ones alone, and the bars: median 1.5, p99 2, loss 5 %."""
 
 import argparse
 import ctypes
@@ -36,7 +36,15 @@ class Library:
         self.lib = ctypes.CDLL(path)
         pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self.lib.ncclCommInitRank.argtypes = [pointer, ctypes.c_int, Id, ctypes.c_int]
-        self.lib.ncclAllReduce.argtypes = [pointer, pointer, size, ctypes.c_int, ctypes.c_int, pointer, pointer]
+        self.lib.ncclAllReduce.argtypes = [
+            pointer,
+            pointer,
+            size,
+            ctypes.c_int,
+            ctypes.c_int,
+            pointer,
+            pointer,
+        ]
         self.lib.hawserCommSetClass.argtypes = [pointer, ctypes.c_char_p]
         self.lib.ncclCommDestroy.argtypes = [pointer]
         self.lib.ncclGetLastError.argtypes = [pointer]

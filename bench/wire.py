@@ -26,7 +26,9 @@ KINDS = {
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("hawser")
     parser.add_argument("before", nargs="?")
     parser.add_argument("--rounds", type=int, default=5)

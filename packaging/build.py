@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Makes packages of what was built: packaging/build.py [tarball] [deb] [wheel] [--built FOLDER] [--out FOLDER]
+"""Makes packages of what was built: packaging/build.py [tarball] [deb] [wheel] [--built FOLDER] [--out
+FOLDER]
 
-Without names all three. BUILT is a folder such as target/release, which `make lib plugins` fills. Needs Python
-3.8, sh, install and objdump (binutils), no packaging tools. The same files give the same bytes: entries are
-sorted, belong to root and carry the time SOURCE_DATE_EPOCH, by default that of the last commit."""
+Without names all three. BUILT is a folder such as target/release, which `make lib plugins` fills. Needs
+Python 3.8, sh, install and objdump (binutils), no packaging tools. The same files give the same bytes:
+entries are sorted, belong to root and carry the time SOURCE_DATE_EPOCH, by default that of the last
+commit."""
 
 import argparse
 import base64
@@ -266,7 +268,11 @@ def wheel(package, out):
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, body, mode in files:
             info = zipfile.ZipInfo(name, when)
-            info.compress_type, info.external_attr, info.create_system = zipfile.ZIP_DEFLATED, (0o100000 | mode) << 16, 3
+            info.compress_type, info.external_attr, info.create_system = (
+                zipfile.ZIP_DEFLATED,
+                (0o100000 | mode) << 16,
+                3,
+            )
             archive.writestr(info, body)
     return path
 

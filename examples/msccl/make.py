@@ -24,8 +24,8 @@ def main():
 def blocks(rank, ranks):
     """For each block of a rank: whom it receives from, whom it sends to (-1: nobody), and its only step.
 
-    Block 0 moves the sum up: s sends, rrs receives, adds the own data and sends on, rrc keeps the sum instead.
-    Block 1 moves it down: s sends, rcs receives, keeps and sends on, r receives."""
+    Block 0 moves the sum up: s sends, rrs receives, adds the own data and sends on, rrc keeps the sum
+    instead. Block 1 moves it down: s sends, rcs receives, keeps and sends on, r receives."""
     before, after = rank - 1, rank + 1
     if rank == 0:
         return [(-1, after, "s"), (after, -1, "r")]

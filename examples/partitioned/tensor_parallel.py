@@ -4,7 +4,8 @@
     LD_PRELOAD=/opt/hawser/lib/libnccl.so.2 torchrun --nproc_per_node=2 examples/partitioned/tensor_parallel.py
 
 Each rank multiplies by its share of the weights; the sum of the first rows is on its way, and goes through the next
-layer, while the last rows are still being multiplied. Prints the largest difference from the layer in one piece."""
+layer, while the last rows are still being multiplied. Prints the largest difference from the layer in one piece.
+"""
 
 import ctypes
 import os
@@ -46,7 +47,9 @@ class AllReduceInParts:
     def __init__(self, communicator, source, target, parts):
         self.library, self.handle = ctypes.CDLL(None), POINTER()
         self.library.ncclGetLastError.restype = ctypes.c_char_p
-        config = Config(ctypes.sizeof(Config), 0x54505748, 1, b"all_reduce", source.data_ptr(), target.data_ptr())
+        config = Config(
+            ctypes.sizeof(Config), 0x54505748, 1, b"all_reduce", source.data_ptr(), target.data_ptr()
+        )
         config.count, config.datatype = source.numel(), NCCL_TYPES[source.dtype]
         config.partitions, config.arrivals = parts, 1
         self._call("Init", ctypes.byref(config), POINTER(communicator), ctypes.byref(self.handle))
@@ -108,7 +111,10 @@ def main():
     dist.all_reduce(whole)
     # The parts may add up the ranks in another order than the whole; bfloat16 has 8 bits.
     difference = (out - torch.nn.functional.gelu(whole)).abs().max() / whole.abs().max()
-    print(f"rank {dist.get_rank()}: largest difference {difference.item():.4f} of the largest number", flush=True)
+    print(
+        f"rank {dist.get_rank()}: largest difference {difference.item():.4f} of the largest number",
+        flush=True,
+    )
     parts.free()
     dist.destroy_process_group()
     if difference > 0.02:

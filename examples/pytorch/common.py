@@ -33,7 +33,8 @@ def options(description, add=None):
 
 
 def start(given):
-    """Does nothing in a rank. Else replaces this process by a launcher that runs this program once per rank."""
+    """Does nothing in a rank. Else replaces this process by a launcher that runs this program once per
+    rank."""
     if "RANK" in os.environ:
         return
     env = dict(os.environ)

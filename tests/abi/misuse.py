@@ -69,7 +69,9 @@ def main():
         rows = "\n".join(calls) + "\n"
         answers = subprocess.run([runner, library], input=rows, check=True, stdout=subprocess.PIPE, text=True)
     print("# Written by misuse.py from NVIDIA's library 2.32.3 without a GPU: its answer (- where that is no")
-    print("# ncclResult_t), the function, the arguments. 1 is ncclUnhandledCudaError: it had not looked at what is")
+    print(
+        "# ncclResult_t), the function, the arguments. 1 is ncclUnhandledCudaError: it had not looked at what is"
+    )
     print("# wrong before it looked for a GPU.")
     for answer, call in (line.split(" ", 1) for line in answers.stdout.splitlines()):
         print("-" if answer not in ("crash", "hang") and call.split(" ")[0] in others else answer, call)

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Events of collectives that copy engines run, in traces: tests/gpu/copy_events.py --hawser FILE --profiler FILE
+"""Events of collectives that copy engines run, in traces: tests/gpu/copy_events.py --hawser FILE --profiler
+FILE
 
 The tool runs all-gathers by copy engines (`NCCL_PASS_SM=1`) with the profiler plugin
 (`libnccl-profiler-hawser.so`), a process for each of four ranks. In the trace of each rank every event has an

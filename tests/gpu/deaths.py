@@ -276,7 +276,8 @@ class Rank:
         self.check(self.nccl.ncclAllReduce(P(send), P(recv), SIZE(count), FLOAT, SUM, self.comm, self.stream))
 
     def copy_out(self, count):
-        """Copies a result to memory that is not pinned: the driver waits in the call for what is before it."""
+        """Copies a result to memory that is not pinned: the driver waits in the call for what is before
+        it."""
         host = ctypes.create_string_buffer(4 * count)
         self.cuda("cuMemcpyDtoHAsync_v2", host, ctypes.c_uint64(self.memory[1]), SIZE(4 * count), self.stream)
         self.settle()

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """The CUDA programs of examples/cuda: tests/gpu/demos.py libnccl.so.2 [--nccl-home DIR] [--cuda-home DIR]
 
-Builds them with nvcc and runs each; all have to print PASS. Those of registration are built where NCCL's header
-is given (DIR/include/nccl.h and DIR/lib/libnccl.so.2), run with the library under test, and have to say that
-Hawser served them. Prints a line for each; the exit code is 1 if something is wrong. Needs nvcc and a GPU; says
-so and ends with 0 otherwise."""
+Builds them with nvcc and runs each; all have to print PASS. Those of registration are built where NCCL's
+header is given (DIR/include/nccl.h and DIR/lib/libnccl.so.2), run with the library under test, and have to
+say that Hawser served them. Prints a line for each; the exit code is 1 if something is wrong. Needs nvcc and
+a GPU; says so and ends with 0 otherwise."""
 
 import argparse
 import os

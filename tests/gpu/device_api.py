@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Kernels of users that reach other ranks' memory: tests/gpu/device_api.py libnccl.so.2 [options]
 
-Builds device_api/kernels.cu against each folder of NVIDIA's headers (--include DIR, with nccl.h and nccl_device.h)
-and runs it with threads and with processes; with those of 2.30.5 and later device_api/network.cu too, also with
-one rank and with processes that count as hosts. Runs nccl-tests that were built with the device API (--nccl-tests DIR)
-with -D 1 to 4 and -R 2, as threads, in one thread, and with --mpi (a build with MPI=1) as processes. Runs programs
-of NCCL's examples (--example FILE), which have to print PASSED. What needs multicast has to be refused with a text
-that says so. All ranks share the GPUs that there are. Prints a table; the exit code is 1 if something is
-wrong. Needs a GPU, and nvcc for the first part."""
+Builds device_api/kernels.cu against each folder of NVIDIA's headers (--include DIR, with nccl.h and
+nccl_device.h) and runs it with threads and with processes; with those of 2.30.5 and later
+device_api/network.cu too, also with one rank and with processes that count as hosts. Runs nccl-tests that
+were built with the device API (--nccl-tests DIR) with -D 1 to 4 and -R 2, as threads, in one thread, and with
+--mpi (a build with MPI=1) as processes. Runs programs of NCCL's examples (--example FILE), which have to
+print PASSED. What needs multicast has to be refused with a text that says so. All ranks share the GPUs that
+there are. Prints a table; the exit code is 1 if something is wrong. Needs a GPU, and nvcc for the first
+part."""
 
 import argparse
 import os

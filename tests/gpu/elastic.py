@@ -5,8 +5,8 @@ tests/gpu/elastic.py libnccl.so.2 [ranks] [--kills N] [--seed S] [--only PHASE]
 Every rank is a process, and they share the GPUs that there are. `suspend`: memory goes back to the device and
 comes again, and results and a captured graph are right afterwards. `shrink`, `grow` and `revoke` make other
 communicators of the ranks and check sums on them. `kill` kills a rank in a loop of calls, N times: the others
-end with an error, shrink, and go on. Prints a line for each; the exit code is 1 if anything was wrong. Needs a
-GPU, no framework.
+end with an error, shrink, and go on. Prints a line for each; the exit code is 1 if anything was wrong. Needs
+a GPU, no framework.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The five PyTorch examples on GPUs, with the library in LD_PRELOAD: tests/gpu/examples.py libnccl.so.2 [ranks]
+"""The five PyTorch examples on GPUs, with the library in LD_PRELOAD: tests/gpu/examples.py libnccl.so.2
+[ranks]
 
 Ranks share GPUs where there are fewer. Each example has to end well, and to say that Hawser served it. Prints
 a line for each; the exit code is 1 if something is wrong. Needs PyTorch and a GPU; says so and ends with 0

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """`hawser explain` says what runs: tests/gpu/explain.py libnccl.so.2 --hawser hawser [--points 1000]
 
-Random calls (any collective, type, root and size, in place, in groups) on communicators of one process, of several
-processes and of several hosts (NCCL_HOSTID), whose ranks share the GPUs of this machine, so one is enough. What a
-communicator says of each call that ran (hawserLastDecision) is compared with what the tool says of the same call
-without running it, and now and then with what it says when it asks the living process. Needs PyTorch and a GPU, or
-`--host` with numpy and ml_dtypes; says so and ends with 0 otherwise. The exit code is 1 if something differs."""
+Random calls (any collective, type, root and size, in place, in groups) on communicators of one process, of
+several processes and of several hosts (NCCL_HOSTID), whose ranks share the GPUs of this machine, so one is
+enough. What a communicator says of each call that ran (hawserLastDecision) is compared with what the tool
+says of the same call without running it, and now and then with what it says when it asks the living process.
+Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes; says so and ends with 0 otherwise. The exit
+code is 1 if something differs."""
 
 import ctypes
 import json
@@ -58,7 +59,10 @@ def main():
         name = f"{hosts}, {'a process per rank' if apart else 'a process per host'}"
         verdict = f"WRONG {len(wrong)}" if wrong else "ok"
         seconds = time.monotonic() - begin
-        print(f"{name:30} {verdict}  {len(found['points'])} points, {found['asked']} asked, {seconds:.0f} s", flush=True)
+        print(
+            f"{name:30} {verdict}  {len(found['points'])} points, {found['asked']} asked, {seconds:.0f} s",
+            flush=True,
+        )
         for text in wrong[:10]:
             print("    " + text, flush=True)
         bad, done = bad + len(wrong), done + len(found["points"])
@@ -69,7 +73,11 @@ def main():
 def run(options, hosts, apart, points, seed):
     """What ran: `points` of rank 0, from a process for each host or rank."""
     ranks = list(range(len(hosts)))
-    groups = [[rank] for rank in ranks] if apart else [[r for r in ranks if hosts[r] == h] for h in sorted(set(hosts))]
+    groups = (
+        [[rank] for rank in ranks]
+        if apart
+        else [[r for r in ranks if hosts[r] == h] for h in sorted(set(hosts))]
+    )
     with tempfile.TemporaryDirectory() as folder:
         processes = []
         for own in groups:
@@ -245,7 +253,9 @@ def parse():
     made.add_argument("--hawser", default="target/release/hawser", help="the built tool")
     made.add_argument("--points", type=int, default=1000)
     made.add_argument("--seed", type=int, default=1)
-    made.add_argument("--part", type=part_of, default=(1, 1), help="2/3: the second of three shares of the layouts")
+    made.add_argument(
+        "--part", type=part_of, default=(1, 1), help="2/3: the second of three shares of the layouts"
+    )
     made.add_argument("--link", default="nvlink", help="what joins the GPUs, as the tool calls it")
     made.add_argument("--child", help="for the program itself")
     return made.parse_args()

@@ -22,8 +22,8 @@ import processes
 from deaths import FLOAT, SIZE, SUM, Failed, P, Rank
 from processes import PLACES, has_gpu, said
 
-# The case, the cause that is expected, and who is to blame. Two causes where it depends on whether anybody has
-# looked if the operations before are over.
+# The case, the cause that is expected, and who is to blame. Two causes where it depends on whether anybody
+# has looked if the operations before are over.
 CASES = {
     "late": ("not_called", [1]),
     "late-large": ("not_called", [1]),

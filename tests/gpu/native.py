@@ -50,7 +50,17 @@ def main():
         for name in ("libnccl.so", "libnccl.so.2"):
             os.symlink(options.library, os.path.join(folder, name))
         here = Examples(options, gpus, folder)
-        for name in ("c", "rust", "partitioned", "partitioned_pytorch", "sm_free", "tuner", "profiler", "msccl", "live_rules"):
+        for name in (
+            "c",
+            "rust",
+            "partitioned",
+            "partitioned_pytorch",
+            "sm_free",
+            "tuner",
+            "profiler",
+            "msccl",
+            "live_rules",
+        ):
             try:
                 said = getattr(here, name)()
                 ran += 1

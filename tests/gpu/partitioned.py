@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Collectives in parts: tests/gpu/partitioned.py libnccl.so.2 [ranks] [--gemm]
 
-Every collective in several partitions, which a producing stream fills and marks in a random order on each rank,
-while a consuming stream copies what has arrived out of the output; the input holds garbage until it is filled.
-Then the same in a CUDA graph that is replayed with new data. Plain and with NCCL_PASS_SM=1 (a process each); a
-thread for each rank. With `--gemm` also the time of a GEMM and a reduce-scatter, one after the other and in
-eight parts. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs there); says so and ends
-with 0 otherwise. The exit code is 1 if something is wrong."""
+Every collective in several partitions, which a producing stream fills and marks in a random order on each
+rank, while a consuming stream copies what has arrived out of the output; the input holds garbage until it is
+filled. Then the same in a CUDA graph that is replayed with new data. Plain and with NCCL_PASS_SM=1 (a process
+each); a thread for each rank. With `--gemm` also the time of a GEMM and a reduce-scatter, one after the other
+and in eight parts. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs there); says so
+and ends with 0 otherwise. The exit code is 1 if something is wrong."""
 
 import array
 import ctypes
@@ -306,9 +306,9 @@ def value(rank, block, index, number):
 
 
 class Gemm:
-    """A GEMM whose partial sums a reduce-scatter adds up: tensor parallelism's second half of an MLP, as large
-    as that of a model of 70 billion parameters on eight GPUs. Graphs of eight rounds, so that the host's time
-    does not count, nor that of one rank's Python for another's."""
+    """A GEMM whose partial sums a reduce-scatter adds up: tensor parallelism's second half of an MLP, as
+    large as that of a model of 70 billion parameters on eight GPUs. Graphs of eight rounds, so that the
+    host's time does not count, nor that of one rank's Python for another's."""
 
     ROWS, INNER, COLUMNS, PARTS, REPEATS, IN_A_GRAPH = 8192, 3584, 8192, 8, 11, 8
 

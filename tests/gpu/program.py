@@ -9,7 +9,8 @@ import children
 
 
 def count_gpus():
-    """The GPUs that programs may use: those of the machine, or the part of them that CUDA_VISIBLE_DEVICES names."""
+    """The GPUs that programs may use: those of the machine, or the part of them that CUDA_VISIBLE_DEVICES
+    names."""
     try:
         listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):

@@ -5,9 +5,9 @@ With `HAWSER_REPRODUCIBLE=1` and 2, whatever algorithm and protocol is forced: a
 reduce of all float types, as sum, average and pre-multiplied sum, must give the bits of a sum that is made
 here along the declared tree (docs/reproducible.md). The same elements come in calls of other sizes, at other
 offsets, in place and not, aligned and not, as the next of one call or of several in a group. A process per
-level and forced pair, as in forced.py; one thread drives all ranks, which share GPUs if there are more. A pair
-that does not keep the order must be refused, and one that is named as keeping it must run. Needs PyTorch and a
-GPU, or `--host` with numpy and ml_dtypes; says so and ends with 0 otherwise. The exit code is 1 if bits
+level and forced pair, as in forced.py; one thread drives all ranks, which share GPUs if there are more. A
+pair that does not keep the order must be refused, and one that is named as keeping it must run. Needs PyTorch
+and a GPU, or `--host` with numpy and ml_dtypes; says so and ends with 0 otherwise. The exit code is 1 if bits
 differ."""
 
 import os
@@ -200,7 +200,9 @@ class Call:
         if self.elements.op != "premulsum":
             return {"sum": 0, "avg": AVERAGE}[self.elements.op]
         dtype = self.elements.dtype
-        factor = self.layer.encode(self.layer.decode(self.one(), dtype) * 0 + self.elements.factor(rank), dtype)
+        factor = self.layer.encode(
+            self.layer.decode(self.one(), dtype) * 0 + self.elements.factor(rank), dtype
+        )
         data = bytes(int(byte) & 0xFF for byte in factor)
         return self.suite.world.premulsum(rank, dtype.number, data)
 

@@ -4,9 +4,9 @@
 `put`: every rank puts into every window, little and much, alone and in groups, and checks what came. `order`:
 what a stream does behind a wait sees what was put. `counters`: signals and contexts count for themselves.
 `graph`: puts and waits in a graph that is replayed with new data, between calls outside of it. `revoke` and
-`kill`: what ends a wait. These have a process for each rank, as ranks of one host and of a host each; `thread`
-has all ranks in one thread. The ranks share the GPUs that there are. Prints a line for each; the exit code is 1
-if anything was wrong. Needs a GPU, no framework.
+`kill`: what ends a wait. These have a process for each rank, as ranks of one host and of a host each;
+`thread` has all ranks in one thread. The ranks share the GPUs that there are. Prints a line for each; the
+exit code is 1 if anything was wrong. Needs a GPU, no framework.
 """
 
 import array

@@ -3,10 +3,11 @@
 
     tests/gpu/urgent.py target/release/libnccl.so.2
 
-Runs bench/urgent.py: an urgent 64 KiB all-reduce beside a best-effort one of 1 GiB, through the GPU's memory and
-over TCP, without classes and with them. Results are checked. Prints which bars hold: median 1.5 and p99 2 times
-the time alone, 5 % lost beyond the bytes. A bar that is missed is told and no failure, since kernels do not give
-way yet (ADR 35) and since a machine may be busy; --strict makes it one. What follows goes to the benchmark."""
+Runs bench/urgent.py: an urgent 64 KiB all-reduce beside a best-effort one of 1 GiB, through the GPU's memory
+and over TCP, without classes and with them. Results are checked. Prints which bars hold: median 1.5 and p99 2
+times the time alone, 5 % lost beyond the bytes. A bar that is missed is told and no failure, since kernels do
+not give way yet (ADR 35) and since a machine may be busy; --strict makes it one. What follows goes to the
+benchmark."""
 
 import json
 import pathlib

@@ -3,9 +3,9 @@
 
 In a new virtual environment, with a PATH that has no compiler: pip installs the wheel, `hawser perf` sums on
 four ranks of the host device and checks the results, PyTorch's first example runs on the library by `hawser
-run`, and pip takes all of it away again. Prints a line for each with its time; the exit code is 1 if something
-is wrong. PyTorch's part needs PyTorch and a GPU, and is left out with a line that says so where one is
-missing."""
+run`, and pip takes all of it away again. Prints a line for each with its time; the exit code is 1 if
+something is wrong. PyTorch's part needs PyTorch and a GPU, and is left out with a line that says so where one
+is missing."""
 
 import os
 import pathlib
@@ -33,8 +33,12 @@ def main():
         job = Job(home)
         before = files(home)
         ok = job.step("pip install", "pip", "install", "--quiet", "--no-index", str(wheel))
-        ok = ok and job.step("four ranks summed and checked", *words("hawser perf all_reduce -t 4 -b 1K -e 1M -f 32"),
-                             has="# Out of bounds values : 0 OK", device="host")
+        ok = ok and job.step(
+            "four ranks summed and checked",
+            *words("hawser perf all_reduce -t 4 -b 1K -e 1M -f 32"),
+            has="# Out of bounds values : 0 OK",
+            device="host",
+        )
         ok = ok and pytorch(job, home)
         ok = job.step("pip uninstall", "pip", "uninstall", "--quiet", "--yes", "hawser") and ok
         left = [path for path in files(home) - before if "__pycache__" not in path]
@@ -63,7 +67,18 @@ def pytorch(job, home):
         print("PyTorch is left out: needs PyTorch and a GPU")
         return True
     ranks = (sys.argv + [str(max(2, gpus))])[2]
-    command = ["hawser", "run", "--verify", "--", "python", str(EXAMPLE), "--backend", "nccl", "--ranks", ranks]
+    command = [
+        "hawser",
+        "run",
+        "--verify",
+        "--",
+        "python",
+        str(EXAMPLE),
+        "--backend",
+        "nccl",
+        "--ranks",
+        ranks,
+    ]
     library = next(home.rglob("libnccl.so.2"))
     return job.step("PyTorch's example", *command, has=f"({library.resolve()})")
 
@@ -72,7 +87,9 @@ class Job:
     """Runs commands of an environment, without the machine's compilers."""
 
     def __init__(self, home):
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith(("HAWSER_", "NCCL_"))}
+        self.env = {
+            name: value for name, value in os.environ.items() if not name.startswith(("HAWSER_", "NCCL_"))
+        }
         self.env.update(PATH=str(home / "bin"), VIRTUAL_ENV=str(home))
 
     def step(self, name, *command, has="", device=None):
@@ -83,7 +100,9 @@ class Job:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         try:
             done = subprocess.run([program, *command[1:]], env=env, timeout=LIMIT, **pipes)
-            problem = "" if done.returncode == 0 and has in done.stdout else done.stdout[-3000:] or "no output"
+            problem = (
+                "" if done.returncode == 0 and has in done.stdout else done.stdout[-3000:] or "no output"
+            )
         except (OSError, subprocess.TimeoutExpired) as error:
             problem = str(error)
         print(f"{name}: {problem or 'ok'} ({time.monotonic() - began:.1f} s)", flush=True)

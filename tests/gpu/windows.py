@@ -6,9 +6,9 @@ staging; the last lines are a table that says so, or why not. `outside`: on one 
 all stage. `messages`: sends and receives of every place in and outside of windows, also in graphs. `graph`: a
 call in a graph that is replayed with new data. `rounds`: windows that come and go, of memory that is used
 again. `lifetimes`: memory that is freed before its window is taken back, windows that outlive their
-communicator. `kill`, `kill_messages`: a rank dies while others use its window. `--only PHASE` runs one.
-There is a process for each rank; the ranks share the GPUs that there are. Prints a line for each; the exit code
-is 1 if anything was wrong. Needs a GPU, no framework. Not under MPS, whose clients a killed one takes with it.
+communicator. `kill`, `kill_messages`: a rank dies while others use its window. `--only PHASE` runs one. There
+is a process for each rank; the ranks share the GPUs that there are. Prints a line for each; the exit code is
+1 if anything was wrong. Needs a GPU, no framework. Not under MPS, whose clients a killed one takes with it.
 """
 
 import ctypes

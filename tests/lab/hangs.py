@@ -1,5 +1,5 @@
-"""Hangs staged in the guests: a rail that is down or silent, a rank that is stopped or slow. Whoever is asked has to
-name the guilty rank, and the reason."""
+"""Hangs staged in the guests: a rail that is down or silent, a rank that is stopped or slow. Whoever is asked
+has to name the guilty rank, and the reason."""
 
 import json
 import re
@@ -39,7 +39,9 @@ class Hang:
     def judge(self, verdict):
         """What is wrong with a verdict; empty: nothing."""
         text = verdict["sentence"]
-        wrong = [] if verdict["cause"] == self.cause else [f"the cause is {verdict['cause']}, not {self.cause}"]
+        wrong = (
+            [] if verdict["cause"] == self.cause else [f"the cause is {verdict['cause']}, not {self.cause}"]
+        )
         if not set(self.guilty) & set(verdict["guilty"]):
             wrong.append(f"to blame is {verdict['guilty']}, not {self.guilty}")
         return wrong + [f"no {part!r} in it" for part in self.parts if not re.search(part, text)]
@@ -56,11 +58,37 @@ def hangs():
     silent = both_rails("silence"), both_rails("silence", up=True)
     rank_2_or_3 = r"rank [23] \(host g2"
     return [
-        Hang("cables", waits, work, *down, "rail_down", [2, 3], [rank_2_or_3, "rail .*rxe[12]", "its port went down"]),
+        Hang(
+            "cables",
+            waits,
+            work,
+            *down,
+            "rail_down",
+            [2, 3],
+            [rank_2_or_3, "rail .*rxe[12]", "its port went down"],
+        ),
         Hang("silent", waits, work, *silent, "rail_down", [1, 2, 3], ["rail .*rxe[12]"]),
-        # Guest 2 sends nothing: neither its data nor its acknowledgements arrive, so neither rank's sends end.
-        Hang("never", sleeps, work[:2], *silent, "net_silent", [0, 1], ["rank [01] .host g[12]", "net IB", "sends to"]),
-        Hang("stopped", waits, work, signal("STOP"), signal("CONT"), "stopped", [3], ["rank 3 .*stopped by a signal"]),
+        # Guest 2 sends nothing: neither its data nor its acknowledgements arrive, so neither rank's sends
+        # end.
+        Hang(
+            "never",
+            sleeps,
+            work[:2],
+            *silent,
+            "net_silent",
+            [0, 1],
+            ["rank [01] .host g[12]", "net IB", "sends to"],
+        ),
+        Hang(
+            "stopped",
+            waits,
+            work,
+            signal("STOP"),
+            signal("CONT"),
+            "stopped",
+            [3],
+            ["rank 3 .*stopped by a signal"],
+        ),
         Hang("slow", waits, ["paced=0"] * 3 + ["paced=2000"], [], [], "slow", [3], ["rank 3 .*came last to"]),
     ]
 
@@ -69,7 +97,9 @@ def stage(lab, options, hang, port):
     """Starts the job, does what is to happen to it, and asks. Returns what is wrong."""
     mark, ranks = lab.mark(), len(hang.steps)
     names = [f"{hang.name}{rank}" for rank in range(ranks)]
-    settings = f"HAWSER_DEVICE=host NCCL_NET=IB NCCL_COMM_ID={PLACE}:{port} HAWSER_HANG_AFTER=0 {hang.settings}"
+    settings = (
+        f"HAWSER_DEVICE=host NCCL_NET=IB NCCL_COMM_ID={PLACE}:{port} HAWSER_HANG_AFTER=0 {hang.settings}"
+    )
     for rank, steps in enumerate(hang.steps):
         guest = lab.guests[rank * 2 // ranks]
         of_rank = f"{options.rank} rank env {ranks} {rank} all_reduce mark {steps}"

@@ -118,7 +118,9 @@ def parse():
     parser.add_argument("--kinds", help="soak: only these, with commas between them")
     parser.add_argument("--record", help="soak: a line of JSON per injection")
     parser.add_argument("--run", choices=sorted(PROGRAMS), help="something else than a pair of programs")
-    parser.add_argument("--rank", default="target/debug/hawser-test-rank", help="collectives, hangs: the program")
+    parser.add_argument(
+        "--rank", default="target/debug/hawser-test-rank", help="collectives, hangs: the program"
+    )
     parser.add_argument("--faults", type=int, default=12, help="collectives: so many")
     parser.add_argument(
         "--plugin", default="target/debug/libnccl_net_hawser_ib.so", help="harness: the library"

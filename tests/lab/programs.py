@@ -1,5 +1,5 @@
-"""What runs in the guests besides the soak's pair: the library's collectives, hangs, the C harness, `hawser doctor
---net`, perftest."""
+"""What runs in the guests besides the soak's pair: the library's collectives, hangs, the C harness, `hawser
+doctor --net`, perftest."""
 
 import os
 import random

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """A rank that calls the library as vLLM does, on the host device: vllm.py FILE LIBRARY ID RANK RANKS
 
-FILE is vLLM's `pynccl_wrapper.py` (`vllm/distributed/device_communicators`, in its wheel), through which all calls
-go; PyTorch and the rest of vLLM are replaced by stand-ins. Rank 0 writes the unique id into the file ID. Fails
-with what was wrong; the exit code is 1 then.
+FILE is vLLM's `pynccl_wrapper.py` (`vllm/distributed/device_communicators`, in its wheel), through which all
+calls go; PyTorch and the rest of vLLM are replaced by stand-ins. Rank 0 writes the unique id into the file
+ID. Fails with what was wrong; the exit code is 1 then.
 """
 
 import ctypes

@@ -255,7 +255,7 @@ fn the_cluster_of_the_pages_is_simulated() {
     }
 }
 
-/// What the C of the pages uses of NCCL's header, which is not part of this repository.
+/// The part of NCCL's header that the C of the pages uses; the header is not part of this repository.
 const NCCL: &str = "#include <stddef.h>
 typedef struct comm *ncclComm_t;
 typedef struct window *ncclWindow_t;
@@ -274,7 +274,7 @@ ncclResult_t ncclAllReduce(const void *, void *, size_t, ncclDataType_t, ncclRed
 #include \"hawser.h\"
 ";
 
-/// What the reader of the page about collectives in parts has around its lines.
+/// The code that the reader of the page about collectives in parts has around its lines.
 const KERNELS: &str = "static void gemm(int part, cudaStream_t stream) { (void)part, (void)stream; }
 static void next(int part, cudaStream_t stream) { (void)part, (void)stream; }
 void all(ncclComm_t comm, cudaStream_t compute, cudaStream_t consume, void *partial, void *mine,

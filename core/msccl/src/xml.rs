@@ -84,7 +84,8 @@ pub(super) struct Algo {
     pub gpus: Vec<Gpu>,
     /// The things in the file that were read as something else than they say.
     pub changes: Vec<Change>,
-    /// What every rank has in the end, where the file is made from a plan of no known collective.
+    /// The contents of every rank's output in the end, where the file is made from a plan of no known
+    /// collective.
     pub moved: Option<Vec<Outputs>>,
 }
 

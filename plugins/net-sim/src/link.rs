@@ -138,7 +138,7 @@ impl Link {
         Ok(has_ended || other.is_some_and(|other| other.fate() == Some(Fate::Silent)))
     }
 
-    /// What has become of the places of the ends becomes of the connection.
+    /// The fate of the places of the ends becomes that of the connection.
     fn follow_fates(&mut self) {
         let fates = [SENDER, RECEIVER].map(|end| self.sites[end].as_ref().and_then(|site| site.fate()));
         for end in [SENDER, RECEIVER] {

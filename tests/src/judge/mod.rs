@@ -80,7 +80,7 @@ pub fn judge_element(algo: &Element, rules: Rules) -> Opinion {
 /// wrote.
 pub type Origins = Vec<Option<(usize, usize)>>;
 
-/// What the outputs of all ranks hold in the end, for a file that is right and of no collective.
+/// The contents of the outputs of all ranks in the end, for a file that is right and of no collective.
 pub fn moved(text: &str) -> Option<Vec<Origins>> {
     let file = file::read(&Element::read(text).ok()?).ok()?;
     let outputs = simulate::run(&file, Way::Apart, Rules::default()).ok()?;

@@ -1,4 +1,4 @@
-//! Who is dead in a world, and where ranks meet: those that are dead are not waited for.
+//! The dead of a world, and the places where ranks meet: those that are dead are not waited for.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

@@ -318,7 +318,7 @@ impl Player<'_> {
         }
     }
 
-    /// Where nobody can know that a rank is gone, deadlines end waits: for one that was to join by an id, and
+    /// Deadlines end waits where nobody can know that a rank is gone: for one that was to join by an id, and
     /// for messages that a switch or a connection no longer carries, without a word.
     fn may_take_long(&self, text: &str) -> bool {
         if self.stage.world.conditions.silences > 0 {
@@ -373,7 +373,7 @@ impl Player<'_> {
         result.ok()
     }
 
-    /// Where ranks of a communicator have died and nothing else is wrong, an error names one of them.
+    /// An error names one of the ranks that have died, where nothing else is wrong.
     fn check_blame(&self, scene: &Scene, members: &[usize], text: &str, error: &Error) {
         let known = self.stage.fates.known();
         if scene.leaver.is_some() || known.is_cut || self.stage.world.conditions.may_fail() {

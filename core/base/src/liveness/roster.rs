@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(roster.check(3, long_ago(), false).unwrap_err().peer, Some(2));
     }
 
-    /// Who is out of reach ends the waits for it, and whoever knows more is believed, in whatever order.
+    /// A rank out of reach ends the waits for it, and whoever knows more is believed, in whatever order.
     #[test]
     fn one_that_is_out_of_reach_has_died_or_left_as_others_tell() {
         let (out, left) = (End::OutOfReach("no way".into()), End::Left("it destroyed it".into()));

@@ -1,4 +1,4 @@
-//! What a plan of no known collective moves: nothing else says what it is for.
+//! The moves of a plan of no known collective: nothing else says what it is for.
 
 use super::op::{Act, Op, Place};
 use super::plan::{Plan, named};
@@ -7,7 +7,7 @@ use crate::fault::{Class, ImportError, Result};
 use crate::memory::Memory;
 use crate::xml::Outputs;
 
-/// What every rank has in its output after all operations, in an order in which they can happen.
+/// Works out what every rank has in its output after all operations, in an order in which they can happen.
 ///
 /// # Errors
 /// An operation combines values, or reads what nobody wrote.

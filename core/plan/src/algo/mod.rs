@@ -61,7 +61,7 @@ static OFFERED: LazyLock<Vec<Vec<Algorithm>>> = LazyLock::new(|| {
     Collective::ALL.into_iter().map(of).collect()
 });
 
-/// What [`most_ranks`] says of each collective of [`Collective::ALL`].
+/// The answers of [`most_ranks`] for the collectives of [`Collective::ALL`].
 static MOST_RANKS: LazyLock<[u32; Collective::ALL.len()]> = LazyLock::new(|| {
     Collective::ALL.map(|collective| {
         let free = algorithms(collective).iter().filter(|algorithm| needs(**algorithm) == Needs::Nothing);

@@ -172,8 +172,8 @@ mod tests {
         assert_eq!(because_of(&watch), Some(Some(2)));
     }
 
-    /// Who finds nobody where a rank listened does not know that it has died. Who is on its host does, and is
-    /// believed later on, too.
+    /// A rank that finds nobody where another one listened does not know that it has died. One on the same
+    /// host does, and is believed later on, too.
     #[test]
     fn a_death_that_others_know_of_is_not_hidden_by_one_who_finds_nobody() {
         let (watch, place) = watch_and_place();

@@ -1,4 +1,4 @@
-//! Whether launches of a communicator are under way, for threads that must not get stuck on the question.
+//! The question whether launches of a communicator are under way, for threads that must not get stuck on it.
 //!
 //! A copy between a GPU and pageable memory that waits for a launch holds a lock of the driver for as long,
 //! and nobody makes a stream meanwhile. So the stream that is put behind the launches is made with the

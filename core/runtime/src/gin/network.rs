@@ -73,7 +73,7 @@ pub struct Network {
     taken: Vec<AtomicU32>,
 }
 
-/// Where everything lies: the first five in memory of the host, the others on the device.
+/// The places of everything in memory: the first five lie in the host's, the others in the device's.
 #[derive(Debug, Clone, Copy)]
 struct Places {
     done: u64,

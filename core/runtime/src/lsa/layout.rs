@@ -161,7 +161,7 @@ pub struct NetworkOffsets {
     pub strides: Strides,
 }
 
-/// How an `ncclDevComm` says which ranks the contexts connect, and that signals are strong.
+/// The fields of an `ncclDevComm` that say which ranks the contexts connect, and that signals are strong.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Strides {
     /// Three bytes, of which the second says that signals are strong, and the third that only the rail team

@@ -35,7 +35,7 @@ pub struct Resource {
     pub counters: u32,
 }
 
-/// What a program asks of the network in kernels, beside what resources and barriers need.
+/// The wishes of a program about the network in kernels, beside what resources and barriers need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NetworkWanted {
     /// The layout of its contexts.

@@ -109,7 +109,7 @@ pub struct Form {
     pub rank_mbps: u32,
 }
 
-/// What a thread of a host without GPUs takes, as the twin fitted it to the times of
+/// The costs of a thread of a host without GPUs, as the twin fitted them to the times of
 /// `bench/results/2026-11-27-host-ways.json`. The planner's built-in constants for CPUs are rough, and know
 /// no turns on processors; they are kept for what it decides.
 const OF_PROCESSORS: &str = "[link]\nwire_gbs = 17.6\nall_to_all = 1.0\n[host]\nfixed_us = 1.04\n\

@@ -55,7 +55,7 @@ mod tests {
     /// A step as time sees it: peers that it takes from and sends to, how often, whether it reads and keeps.
     type Timed = (Vec<u32>, Vec<u32>, u32, bool, bool);
 
-    /// What a rank does with whom, with all peers moved on; chunks are of no account to time.
+    /// The steps of a rank as time sees them, with all peers moved on; chunks are of no account to time.
     fn moved(program: &RankProgram, by: u32, ranks: u32) -> Vec<Vec<Timed>> {
         let on = |peers: &[u32]| {
             let mut peers: Vec<u32> = peers.iter().map(|peer| (peer + by) % ranks).collect();

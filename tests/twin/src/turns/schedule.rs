@@ -1,4 +1,4 @@
-//! Whose turn it is: a clock that nobody waits for, and the threads that wait for something.
+//! The order of turns: a clock that nobody waits for, and the threads that wait for something.
 //!
 //! This part knows no thread of the kernel; [`super::replaced`] feeds it.
 

@@ -1,4 +1,4 @@
-//! Whose sockets are whose: the functions of the C library that make them, so that those of a process that
+//! The owners of sockets: the functions of the C library that make them, so that those of a process that
 //! dies can be closed. The library makes all of its own by these.
 
 use std::ffi::c_int;

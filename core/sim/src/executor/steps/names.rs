@@ -9,10 +9,10 @@ use crate::executor::Members;
 pub enum Names {
     /// One by one: by lane, sender and receiver.
     OneByOne(FxHashMap<(u8, u32, u32), u32>),
-    /// Where few members stand for all, their programs differ only in the place from which peers are counted.
-    /// What one of them has, most have: all connections of one lane and one distance have numbers in a row.
-    /// An all-to-all of thousands of ranks has millions of connections but only thousands of distances, and
-    /// those that are used at about the same time lie beside each other.
+    /// In rows: where few members stand for all, their programs differ only in the place from which peers are
+    /// counted. What one of them has, most have: all connections of one lane and one distance have numbers in
+    /// a row. An all-to-all of thousands of ranks has millions of connections but only thousands of
+    /// distances, and those that are used at about the same time lie beside each other.
     InRows {
         /// The number of the first connection of a lane and a distance.
         first: FxHashMap<(u8, u32), u32>,
