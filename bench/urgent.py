@@ -4,6 +4,7 @@
     cargo build --release -p hawser-capi
     bench/urgent.py --library target/release/libnccl.so --ways shm tcp --rounds 5
     bench/urgent.py --library target/release/libnccl.so --gpu --large 1073741824        (needs PyTorch)
+    bench/urgent.py --library target/release/libnccl.so --gpu --gpus 4 --ranks 4 --ways shm --large 1073741824
 
 Each process has two communicators and a thread for each: one carries large all-reduces without end, the other
 a small one now and then. Rounds take turns between four cases: the large ones alone, the small ones alone,
@@ -118,6 +119,10 @@ def rank(options, way, number, ids, results):
     """The work of a process: (case, seconds, large operations, [(begin, end) of small ones]) by round."""
     prepare(options)
     os.environ["NCCL_HOSTID"] = f"host {number if way == 'tcp' else 0}"
+    if options.gpu:
+        import torch
+
+        torch.cuda.set_device(number % options.gpus)
     library = Library(options.library)
     comms = [library.communicator(options.ranks, made, number) for made in ids]
     buffer = GpuBuffer if options.gpu else Buffer
@@ -249,6 +254,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds that all of it may take")
     parser.add_argument("--gpu", action="store_true", help="all ranks on GPU 0 instead of the host device")
+    parser.add_argument("--gpus", type=int, default=1, help="with --gpu: GPUs that the ranks are spread over")
     parser.add_argument("--json")
     options = parser.parse_args()
     results = {}

@@ -33,14 +33,16 @@ SYMMETRIC, UINT8, INT32, WINDOW = 1, 1, 2, 64 << 20
 # Bytes of a block: what the least part for zero_copy needs for all numbers of ranks, odd, and much.
 BLOCKS = [512 << 10, (1 << 20) + 16, 4 << 20]
 # Messages: bytes, where they begin in the buffer that is sent and in the one that is received, and whether
-# the receiver's lies in a window. Those that begin at odd places in the receiver's buffer are staged.
+# the receiver's lies in a window. Those that begin at odd places in the receiver's buffer are staged, and the
+# last one as well: it is too small to be told of.
 MESSAGES = [
-    (4 << 20, 0, 0, True),
+    (8 << 20, 0, 0, True),
     ((12 << 20) + 21, 16, 4096, True),
     (30 << 20, 5, 48, True),
-    ((5 << 20) + 8, 8, 4, True),
+    ((9 << 20) + 8, 8, 4, True),
     (16 << 20, 0, 0, False),
-    ((6 << 20) + 3, 3, 0, True),
+    ((10 << 20) + 3, 3, 0, True),
+    ((4 << 20) + 8, 0, 4, True),
 ]
 # By collective: whether the output and the input have a block for each rank; others have one.
 MANY = {
@@ -118,7 +120,7 @@ def staging(folder, phase, ranks):
         return None if staged[0] > 0 and not any(staged[1:]) else f"lines about buffers outside: {staged}"
     if phase == "messages":
         # Twice by themselves, and once in a graph.
-        wanted = 3 * sum(not inside or at % 16 != 0 for _, _, at, inside in MESSAGES)
+        wanted = 3 * sum(not inside or at % 16 != 0 for _, _, at, inside in MESSAGES[:-1])
         return None if staged == [wanted] * ranks else f"staged: {staged} instead of {wanted} of each rank"
     if not phase.startswith("kill") and any(staged):
         return f"buffers in windows were staged: {staged} times"

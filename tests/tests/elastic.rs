@@ -3,10 +3,13 @@
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
-use hawser_runtime::{Comm, Config, ErrorKind, Shrink, Stream, UniqueId, group, unique_id};
+use hawser_plan::Collective;
+use hawser_runtime::{Comm, Config, Error, ErrorKind, Shrink, Stream, UniqueId, group, unique_id};
 use hawser_tests::deadline::Deadline;
 use hawser_tests::oracle::Buffer;
-use hawser_tests::world::{all_reduce, in_threads, non_blocking, on_host, settled, wait_until_ready};
+use hawser_tests::world::{
+    all_reduce, in_threads, issue, non_blocking, on_host, plain, settled, wait_until_ready,
+};
 
 /// The rank of `rank` when the excluded have gone.
 fn place(rank: u32, excluded: &[i32]) -> u32 {
@@ -15,9 +18,14 @@ fn place(rank: u32, excluded: &[i32]) -> u32 {
 
 /// Runs ranks of one communicator, each in a thread. What they do not destroy is destroyed when all are over.
 fn ranks(count: u32, work: impl Fn(&Comm) + Sync) {
+    ranks_with(count, &Config::default(), work);
+}
+
+fn ranks_with(count: u32, config: &Config, work: impl Fn(&Comm) + Sync) {
     let (id, over) = (unique_id().unwrap(), Barrier::new(count as usize));
     let run = &|rank| {
-        let comm = Comm::init(&[id], count, rank, 0, Config::default()).unwrap();
+        let comm = Comm::init(&[id], count, rank, 0, config.clone()).unwrap();
+        wait_until_ready(&comm);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&comm)));
         over.wait();
         drop(comm);
@@ -121,6 +129,44 @@ fn a_shrink_ends_what_hangs() {
     });
 }
 
+/// Programs that do not block poll the parent until the shrink is through: PyTorch does.
+#[test]
+fn a_shrink_that_aborts_and_does_not_block_is_polled_at_the_parent() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let is_dead = Barrier::new(3);
+    ranks_with(4, &non_blocking(), |comm| {
+        assert_eq!(all_reduced(comm, 1_000), None);
+        if comm.rank() == 1 {
+            // It goes without a word, and the others fail.
+            comm.abort().unwrap();
+            return;
+        }
+        assert!(all_reduced(comm, 70_001).is_some(), "rank 1 has gone");
+        is_dead.wait();
+        let child = comm.shrink(&[1], None, Shrink::Abort).unwrap();
+        assert_eq!(settled(comm), None, "the parent says that the shrink is through");
+        assert_eq!((settled(&child), child.ranks()), (None, 3));
+        assert_eq!(all_reduced(&child, 70_001), None);
+        assert!(all_reduced(comm, 10).is_some(), "the parent stays as it is");
+        comm.destroy().unwrap();
+        child.destroy().unwrap();
+    });
+}
+
+/// What becomes of an all-reduce of a communicator that does not block; a wrong result fails the test.
+fn all_reduced(comm: &Comm, count: usize) -> Option<Error> {
+    let issued = match issue(comm, plain(Collective::AllReduce, comm.ranks(), count), false, 0) {
+        Ok(issued) => issued,
+        Err(error) => return Some(error),
+    };
+    let error = settled(comm);
+    assert!(error.is_some() || issued.fault().is_none(), "{:?}", issued.fault());
+    error
+}
+
 #[test]
 fn a_revoke_returns_at_once_and_the_others_follow() {
     if !on_host() {
@@ -134,7 +180,7 @@ fn a_revoke_returns_at_once_and_the_others_follow() {
             comm.revoke().unwrap();
             let error = all_reduce(comm, 10).unwrap_err();
             assert!(error.text.contains("ncclCommRevoke"), "{error}");
-            assert_eq!(comm.async_error().map(|error| error.kind), Some(ErrorKind::InvalidUsage));
+            assert_eq!(comm.async_error(), None, "the revoke is through, and no error");
             assert!(comm.finalize().is_err());
         } else {
             let error = all_reduce(comm, 70_001).unwrap_err();

@@ -179,6 +179,7 @@ impl Comm {
     }
 
     fn end_operations(&self, state: &CommState, error: Error) {
+        self.0.is_ended_by_program.store(true, Ordering::Release);
         // The first reason stays: who is shrunk after a failure keeps the failure.
         state.peer_memory.control.fail(error);
         if let Some(copy_engines) = &state.copy_engines {

@@ -80,6 +80,8 @@ pub struct Inner {
     abort: AbortFlag,
     /// [`Comm::revoke`] was called.
     is_revoked: AtomicBool,
+    /// The program itself ended the operations, by a revoke or by a shrink that aborts.
+    is_ended_by_program: AtomicBool,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -162,7 +164,9 @@ impl Comm {
         comms
     }
 
-    /// The error of work in the background; `InProgress` while a non-blocking call runs.
+    /// The error of work in the background; `InProgress` while a non-blocking call runs. What ended before
+    /// the program itself ended all operations, by a revoke or by a shrink that aborts, is no error any more:
+    /// it asks then whether that call is through, as with NCCL.
     pub fn async_error(&self) -> Option<Error> {
         if forked::is_child() {
             return Some(forked::refusal());
@@ -171,10 +175,13 @@ impl Comm {
         let in_progress = |what| Some(Error::new(ErrorKind::InProgress, what));
         match &*state {
             State::Starting => in_progress("bring-up is in progress"),
-            State::Ready { comm_state, pending, .. } => match comm_state.failure() {
-                None if *pending > 0 => in_progress("an operation is in progress"),
-                failure => failure,
-            },
+            State::Ready { comm_state, pending, .. } => {
+                let is_known = self.0.is_ended_by_program.load(Ordering::Acquire);
+                match comm_state.failure().filter(|_| !is_known) {
+                    None if *pending > 0 => in_progress("an operation is in progress"),
+                    failure => failure,
+                }
+            }
             State::Failed(error) => Some(error.clone()),
             State::Ending | State::Gone => Some(self.gone()),
         }
@@ -416,6 +423,7 @@ impl Comm {
             config,
             abort,
             is_revoked: AtomicBool::new(false),
+            is_ended_by_program: AtomicBool::new(false),
             state: Mutex::new(State::Starting),
             changed: Condvar::new(),
         }))
