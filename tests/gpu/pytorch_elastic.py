@@ -466,15 +466,24 @@ class Rank:
         try:
             while time.monotonic() < end:
                 work = self.dist.all_reduce(self.full(1, 1 << 20), async_op=True)
-                work.wait()
-                self.torch.cuda.synchronize()
-                error = str(self.group().get_error()) if hasattr(self.group(), "get_error") else ""
-                if "ERROR" in error or "TIMEOUT" in error:
-                    raise RuntimeError(error)
+                # Who waits for the GPU here waits until somebody aborts the group.
+                while not work.is_completed() and time.monotonic() < end:
+                    self.raise_error_of(work)
+                    time.sleep(0.0002)
+                self.raise_error_of(work)
             raise AssertionError("no error after the death of a rank")
         except RuntimeError as error:
             self.note(f"a call ended with {type(error).__name__}")
         return self.victim
+
+    def raise_error_of(self, work):
+        error = work.exception()
+        if error is not None:
+            raise RuntimeError(str(error)) from error
+        state = str(self.group().get_error())
+        if "SUCCESS" not in state:
+            raise RuntimeError(state)
+
 
 
 if __name__ == "__main__":

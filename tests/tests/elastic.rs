@@ -221,12 +221,23 @@ fn a_split_after_a_revoke_leaves_out_who_has_gone() {
 
 #[test]
 fn new_ranks_join() {
+    let on_all = |_: &Comm, id: UniqueId| Some(id);
+    let on_one = |comm: &Comm, id: UniqueId| (comm.rank() == 1).then_some(id);
+    // PyTorch passes it nowhere.
+    let on_none = |_: &Comm, _: UniqueId| None;
+    for passed in [&on_one as &(dyn Fn(&Comm, UniqueId) -> Option<UniqueId> + Sync), &on_none, &on_all] {
+        new_ranks_join_by_an_id(passed);
+    }
+}
+
+/// `passed`: what a rank of the old communicator passes, of the id that rank 1 has made.
+fn new_ranks_join_by_an_id(passed: &(dyn Fn(&Comm, UniqueId) -> Option<UniqueId> + Sync)) {
     if !on_host() {
         return;
     }
     let _deadline = Deadline::start();
     let id: Mutex<Option<UniqueId>> = Mutex::new(None);
-    let made = Barrier::new(4);
+    let made = Barrier::new(5);
     let new_rank = |rank: u32| {
         made.wait();
         let id = id.lock().unwrap().unwrap();
@@ -238,14 +249,12 @@ fn new_ranks_join() {
         scope.spawn(|| new_rank(4));
         scope.spawn(|| new_rank(3));
         in_threads(3, |comm| {
-            let own = (comm.rank() == 1).then(|| comm.grow_id().unwrap());
-            if let Some(own) = own {
-                *id.lock().unwrap() = Some(own);
-                made.wait();
-            } else if comm.rank() == 0 {
-                made.wait();
+            if comm.rank() == 1 {
+                *id.lock().unwrap() = Some(comm.grow_id().unwrap());
             }
-            let grown = comm.grow(5, own, None).unwrap();
+            made.wait();
+            let id = id.lock().unwrap().unwrap();
+            let grown = comm.grow(5, passed(comm, id), None).unwrap();
             assert_eq!((grown.rank(), grown.ranks()), (comm.rank(), 5));
             all_reduce(&grown, 2_003).unwrap();
             all_reduce(comm, 1_001).unwrap();
@@ -262,10 +271,10 @@ fn wrong_growths_are_refused_by_all() {
     in_threads(3, |comm| {
         assert_eq!(comm.grow(3, None, None).unwrap_err().kind, ErrorKind::InvalidArgument);
         let text = comm.grow(4, None, None).unwrap_err().to_string();
-        assert!(text.contains("no rank passes the unique id"), "{text}");
+        assert!(text.contains("no rank has made a unique id"), "{text}");
         let id = (comm.rank() < 2).then(|| comm.grow_id().unwrap());
         let text = comm.grow(4, id, None).unwrap_err().to_string();
-        assert!(text.contains("pass a unique id"), "{text}");
+        assert!(text.contains("have different unique ids"), "{text}");
         let text = comm.grow(4 + comm.rank() / 2, None, None).unwrap_err().to_string();
         assert!(text.contains("grows to"), "{text}");
         all_reduce(comm, 100).unwrap();

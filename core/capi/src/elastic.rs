@@ -57,8 +57,8 @@ nccl_api! {
         uniqueId.set("uniqueId", IdBytes(parent.name(parent.comm.grow_id())?.to_bytes()))
     }
 
-    /// Makes a communicator with more ranks. Those of `comm` pass rank -1, and one of them the id that it
-    /// made by `ncclCommGetUniqueId`; new ones pass NULL for `comm`, the id and their rank.
+    /// Makes a communicator with more ranks. Those of `comm` pass rank -1, and need not pass the id that one
+    /// of them made by `ncclCommGetUniqueId`; new ones pass NULL for `comm`, the id and their rank.
     fn ncclCommGrow / pncclCommGrow(
         comm: CommPtr, nRanks: c_int, uniqueId: In<IdBytes>, rank: c_int, newcomm: Out<CommPtr>,
         config: In<NcclConfig>,

@@ -9,6 +9,16 @@ use hawser_oob::handle::{ADDRESS_BYTES, read_address, write_address};
 use hawser_oob::sha256;
 use hawser_oob::socket::{self, Options};
 use std::net::SocketAddr;
+use std::sync::{MutexGuard, PoisonError};
+
+/// An id that a rank brings to a growth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The id.
+    pub id: UniqueId,
+    /// The program passed it. Otherwise this rank made it, and the program need not say so, as with NCCL.
+    is_passed: bool,
+}
 
 impl Bootstrap {
     /// Makes an id for a communicator of these ranks and of new ones, and starts its root in this process.
@@ -22,17 +32,31 @@ impl Bootstrap {
         let nonce = random()?;
         let id = UniqueId { address, fixed: false, secret: self.secret_of_growth(&nonce), nonce };
         root::start_registered(&id, listener, &self.settings)?;
+        *self.made_grow_id() = Some(id);
         Ok(id)
     }
 
-    /// All ranks agree on the id and on the number of ranks; one of them has the id. Collective.
+    /// What this rank brings to a growth: what the program passes, else the id that this rank has made for
+    /// it and that has served none yet.
+    pub fn offer(&self, passed: Option<UniqueId>) -> Option<Offer> {
+        let made = self.made_grow_id().take();
+        passed.or(made).map(|id| Offer { id, is_passed: passed.is_some() })
+    }
+
+    fn made_grow_id(&self) -> MutexGuard<'_, Option<UniqueId>> {
+        self.made_grow_id.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All ranks agree on the id and on the number of ranks. Ids that are passed come before those that ranks
+    /// have made. Collective.
     ///
     /// # Errors
-    /// `InvalidUsage` when not exactly one rank has an id or the numbers differ; otherwise as
-    /// [`Bootstrap::all_gather`].
-    pub fn agree_to_grow(&self, id: Option<&UniqueId>, nranks: u32, wait: &Wait) -> Result<UniqueId> {
+    /// `InvalidUsage` when no rank has an id, when they have different ones or the numbers differ; otherwise
+    /// as [`Bootstrap::all_gather`].
+    pub fn agree_to_grow(&self, offer: Option<&Offer>, nranks: u32, wait: &Wait) -> Result<UniqueId> {
         let mut mine = nranks.to_le_bytes().to_vec();
-        if let Some(id) = id {
+        if let Some(Offer { id, is_passed }) = offer {
+            mine.push(u8::from(*is_passed));
             mine.extend_from_slice(&write_address(id.address));
             mine.extend_from_slice(&id.nonce);
         }
@@ -45,26 +69,17 @@ impl Bootstrap {
                 return Err(Error::invalid_usage(text).remedy("pass the same nRanks on every rank"));
             }
             if bytes.len() > 4 {
+                let is_passed = fields.bytes(1)? != [0];
                 let address = read_address(fields.bytes(ADDRESS_BYTES)?);
                 let address = address.ok_or_else(|| super::wire::malformed("the address of a root"))?.0;
                 let nonce = fields.array()?;
                 fields.end()?;
-                found.push((rank, UniqueId { address, fixed: false, secret: [0; 32], nonce }));
+                let id = UniqueId { address, fixed: false, secret: [0; 32], nonce };
+                found.push((rank as u32, Offer { id, is_passed }));
             }
         }
-        let remedy = "the rank that called ncclCommGetUniqueId passes the id, the others pass NULL";
-        match found.as_slice() {
-            [(_, id)] => Ok(UniqueId { secret: self.secret_of_growth(&id.nonce), ..*id }),
-            [] => {
-                Err(Error::invalid_usage("no rank passes the unique id of ncclCommGetUniqueId")
-                    .remedy(remedy))
-            }
-            more => {
-                let ranks: Vec<u32> = more.iter().map(|(rank, _)| *rank as u32).collect();
-                let text = format!("{} pass a unique id", super::wire::list_ranks(&ranks));
-                Err(Error::invalid_usage(text).remedy(remedy))
-            }
-        }
+        let id = the_id(&found)?;
+        Ok(UniqueId { secret: self.secret_of_growth(&id.nonce), ..id })
     }
 
     /// The old ranks tell each other whether a growth has failed on them: `failure` says why it has on this
@@ -85,6 +100,23 @@ impl Bootstrap {
     fn secret_of_growth(&self, nonce: &[u8; 16]) -> super::auth::Secret {
         sha256::mac(&self.secret, &[&b"hawser grow"[..], nonce].concat())
     }
+}
+
+/// The id that all ranks grow by, of those that some of them bring.
+fn the_id(offers: &[(u32, Offer)]) -> Result<UniqueId> {
+    let is_any_passed = offers.iter().any(|(_, offer)| offer.is_passed);
+    let of_most: Vec<_> = offers.iter().filter(|(_, offer)| offer.is_passed == is_any_passed).collect();
+    let remedy = "call ncclCommGetUniqueId on one rank; it passes the id or NULL, the others pass NULL";
+    let Some((_, first)) = of_most.first() else {
+        let text = "no rank has made a unique id by ncclCommGetUniqueId";
+        return Err(Error::invalid_usage(text).remedy(remedy));
+    };
+    if of_most.iter().all(|(_, offer)| offer.id == first.id) {
+        return Ok(first.id);
+    }
+    let ranks: Vec<u32> = of_most.iter().map(|(rank, _)| *rank).collect();
+    let text = format!("{} have different unique ids", super::wire::list_ranks(&ranks));
+    Err(Error::invalid_usage(text).remedy(remedy))
 }
 
 /// The failure that tells a rank most: one that blames a rank before one that blames time or an abort, and

@@ -37,6 +37,7 @@ mod watch;
 mod wire;
 
 pub use asking::Question;
+pub use grow::Offer;
 pub use id::UniqueId;
 pub use pre_shared::set_pre_shared_key;
 pub use root::{stop_all_roots, stop_root};
@@ -167,6 +168,8 @@ pub struct Bootstrap {
     outgoing: Outgoing,
     dialer: Arc<Dialer>,
     splits: AtomicU32,
+    /// The id that this rank has made for a growth, until one begins.
+    made_grow_id: Mutex<Option<UniqueId>>,
     /// The inbox: everything that came from other ranks (and from this one).
     shared: Arc<Shared>,
     /// The knowledge of the other ranks.
@@ -293,6 +296,7 @@ impl Bootstrap {
             outgoing: Outgoing::default(),
             dialer,
             splits: AtomicU32::new(0),
+            made_grow_id: Mutex::default(),
             shared,
             watch,
             is_aborted: AtomicBool::new(false),

@@ -14,7 +14,7 @@ use hawser_base::wait::{AbortFlag, Wait};
 
 use super::bringup::Joining;
 use super::{Busy, Comm, Config, Place, Starting, State};
-use crate::bootstrap::{Bootstrap, Settings, Tag, UniqueId, cannot_join};
+use crate::bootstrap::{Bootstrap, Offer, Settings, Tag, UniqueId, cannot_join};
 use crate::comm::group::{self, Job};
 use crate::comm_state::CommState;
 use crate::planted::{Bug, is_planted};
@@ -36,7 +36,7 @@ enum Members {
     /// Those of the parent's ranks that are still there and have the same color.
     Colored { color: i32, key: i32 },
     /// The ranks of the parent, and new ones that join by an id.
-    Grown { nranks: u32, id: Option<UniqueId> },
+    Grown { nranks: u32, offer: Option<Offer> },
 }
 
 impl Comm {
@@ -88,7 +88,7 @@ impl Comm {
     }
 
     /// Makes a communicator of all ranks of this one, which keep their numbers, and of new ones behind them.
-    /// The rank that made the id with [`Comm::grow_id`] passes it; the new ranks call [`Comm::init`] with
+    /// The rank that made the id with [`Comm::grow_id`] may pass it; the new ranks call [`Comm::init`] with
     /// it. Collective over old and new ranks; in groups and without blocking as [`Comm::split`].
     ///
     /// # Errors
@@ -106,7 +106,8 @@ impl Comm {
             return Err(self.name_error(error));
         }
         self.refuse_if_busy("grow")?;
-        self.derive(state, Members::Grown { nranks, id }, config, "grow")
+        let offer = state.bootstrap.offer(id);
+        self.derive(state, Members::Grown { nranks, offer }, config, "grow")
     }
 
     /// The children of a communicator that was revoked: the ranks that are still there form them, and those
@@ -252,12 +253,12 @@ impl Derive {
                 child.map(child_of).map(Some).map_err(|error| bootstrap.name_the_guilty(error))
             }
             Members::Colored { color, key } => Ok(self.split(*color, *key, &wait)?.map(child_of)),
-            Members::Grown { nranks, id } => {
-                let agreed = bootstrap.agree_to_grow(id.as_ref(), *nranks, &wait);
+            Members::Grown { nranks, offer } => {
+                let agreed = bootstrap.agree_to_grow(offer.as_ref(), *nranks, &wait);
                 let id = agreed.map_err(|error| {
                     let error = bootstrap.blame(error);
                     // New ranks may wait already, and no old one comes.
-                    if let Some(id) = id {
+                    if let Some(Offer { id, .. }) = offer {
                         cannot_join(&[*id], rank, &error, &Settings::of_process());
                     }
                     error
