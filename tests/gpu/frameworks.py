@@ -3,10 +3,13 @@
 
 CuPy calls NCCL itself: all collectives that it binds, and messages in groups, of several types and sizes. JAX
 lets XLA call it: sums, gathers, scattered sums, exchanges and permutations of an array that lies on all ranks.
+NVIDIA's nccl4py, on arrays of CuPy: puts into windows and signals, splits, shrinks, memory that is given back.
 Ranks share the GPUs that there are. All results are checked. Prints a line for each framework, and says which is
 not installed; the exit code is 1 if one went wrong. Needs a GPU."""
 
 import argparse
+import ast
+import faulthandler
 import importlib.util
 import os
 import socket
@@ -20,7 +23,8 @@ sys.dont_write_bytecode = True
 import processes
 from processes import ended_badly, has_gpu
 
-NAMES = ["cupy", "jax"]
+NAMES = ["cupy", "jax", "nccl4py"]
+MODULES = {"nccl4py": "cuda.core"}
 
 
 def main():
@@ -39,13 +43,20 @@ def main():
         return 0
     bad = 0
     for name in [options.only] if options.only else NAMES:
-        if importlib.util.find_spec(name) is None:
-            print(f"{name:5} skipped: it is not installed")
+        if not is_installed(MODULES.get(name, name)):
+            print(f"{name:7} skipped: it is not installed")
             continue
         wrong = carry_out(options, name)
-        print(f"{name:5} {options.ranks} ranks: {wrong or 'ok'}", flush=True)
+        print(f"{name:7} {options.ranks} ranks: {wrong or 'ok'}", flush=True)
         bad += wrong is not None
     return int(bad > 0)
+
+
+def is_installed(module):
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 def carry_out(options, name):
@@ -67,11 +78,13 @@ def free_port():
 
 
 def of_rank(options):
+    # A rank that stands still says where.
+    faulthandler.dump_traceback_later(processes.SLOWEST - 20, exit=True)
     loaded = {line.split()[-1] for line in open("/proc/self/maps")}
     assert os.path.realpath(options.library) in loaded, f"{options.library} is not loaded"
     rank, ranks = int(options.child), options.ranks
     try:
-        (with_cupy if options.phase == "cupy" else with_jax)(rank, ranks, options)
+        {"cupy": with_cupy, "jax": with_jax, "nccl4py": with_nccl4py}[options.phase](rank, ranks, options)
     except Exception:
         traceback.print_exc()
         sys.stdout.flush()
@@ -80,19 +93,26 @@ def of_rank(options):
     return 0
 
 
+def shared(options, rank, make):
+    """Bytes that rank 0 makes for all ranks."""
+    path = options.identity
+    if rank == 0:
+        with open(path + ".new", "wb") as file:
+            file.write(make())
+        os.rename(path + ".new", path)
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    with open(path, "rb") as file:
+        return file.read()
+
+
 def with_cupy(rank, ranks, options):
     import cupy
     from cupy.cuda import nccl
 
     cupy.cuda.Device(rank % cupy.cuda.runtime.getDeviceCount()).use()
-    identity = options.identity
-    if rank == 0:
-        with open(identity + ".new", "w") as file:
-            file.write(repr(nccl.get_unique_id()))
-        os.rename(identity + ".new", identity)
-    while not os.path.exists(identity):
-        time.sleep(0.01)
-    comm = nccl.NcclCommunicator(ranks, eval(open(identity).read()), rank)
+    identity = ast.literal_eval(shared(options, rank, lambda: repr(nccl.get_unique_id()).encode()).decode())
+    comm = nccl.NcclCommunicator(ranks, identity, rank)
     types = {"float32": nccl.NCCL_FLOAT32, "float64": nccl.NCCL_FLOAT64, "int64": nccl.NCCL_INT64}
     types |= {"float16": nccl.NCCL_FLOAT16, "int32": nccl.NCCL_INT32, "uint8": nccl.NCCL_UINT8}
     stream = cupy.cuda.get_current_stream()
@@ -190,6 +210,57 @@ def expected(name, whole, rank, ranks):
     if name == "all_to_all":
         return np.concatenate([whole[peer][mine] for peer in range(ranks)])
     return whole[(rank - 1) % ranks]
+
+
+def with_nccl4py(rank, ranks, options):
+    # This folder has an nccl.py.
+    sys.path = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
+    import cupy
+    import nccl.core as nccl
+    from nccl.core.interop import cupy as interop
+
+    cupy.cuda.Device(rank % cupy.cuda.runtime.getDeviceCount()).use()
+    identity = nccl.UniqueId.from_bytes(shared(options, rank, lambda: bytes(nccl.get_unique_id())))
+    used = nccl.get_version().libnccl.path
+    assert os.path.realpath(used) == os.path.realpath(options.library), f"{used} is used"
+    config = nccl.NCCLConfig(num_rma_sig=2)
+    comm = nccl.Communicator.init(ranks, rank, identity, config)
+
+    def check_sum(comm):
+        mine, got = cupy.full(70_001, comm.rank + 1, dtype="float32"), cupy.zeros(70_001, dtype="float32")
+        comm.allreduce(mine, got, nccl.SUM)
+        assert bool((got == comm.nranks * (comm.nranks + 1) // 2).all()), f"sum of {comm.nranks} ranks"
+
+    check_sum(comm)
+    others = [peer for peer in range(ranks) if peer != rank]
+    for count in (5, 300_001):
+        target, source = interop.empty((ranks * count,), dtype="float32"), interop.empty((count,), dtype="float32")
+        target.fill(0), source.fill(rank + 1)
+        windows = [comm.register_window(array, nccl.WindowFlag.COLL_SYMMETRIC) for array in (target, source)]
+        for peer in others:
+            comm.put_signal(source, peer, windows[0], rank * count)
+            comm.signal(peer, signal_index=1)
+        comm.wait_signal([nccl.WaitSignalDesc(peer=peer) for peer in others])
+        comm.wait_signal([nccl.WaitSignalDesc(peer=peer, signal_index=1) for peer in others])
+        # CuPy may load a kernel below, for which the driver may wait for all streams with its lock held.
+        cupy.cuda.Device().synchronize()
+        for peer in range(ranks):
+            part, value = target[peer * count : (peer + 1) * count], 0 if peer == rank else peer + 1
+            assert bool((part == value).all()), f"{part[:8].tolist()} from rank {peer} instead of {value}"
+        check_sum(comm)
+        cupy.cuda.Device().synchronize()
+        for window in windows:
+            window.close()
+    comm.suspend()
+    asleep = comm.get_mem_stat(nccl.NcclCommMemStat.GPU_MEM_SUSPENDED)
+    comm.resume()
+    assert asleep == 1, "it does not say that it sleeps"
+    check_sum(comm)
+    half = comm.split(rank % 2, rank)
+    check_sum(half)
+    if rank != ranks - 1:
+        check_sum(comm.shrink([ranks - 1], flag=nccl.CommShrinkFlag.ABORT))
+    cupy.cuda.Device().synchronize()
 
 
 def visible_gpus():

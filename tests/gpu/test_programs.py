@@ -137,6 +137,16 @@ def test_pytorch(script, library, ranks):
 
 
 @pytest.mark.torch
+def test_pytorch_elastic(script, library):
+    script("pytorch_elastic", library, 3, seconds=900)
+
+
+@pytest.mark.gpu
+def test_frameworks(script, library):
+    script("frameworks", library, 4, seconds=300)
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_examples(script, library, ranks):
     script("examples", library, ranks, seconds=900)

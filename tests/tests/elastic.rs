@@ -156,7 +156,8 @@ fn a_shrink_that_aborts_and_does_not_block_is_polled_at_the_parent() {
     });
 }
 
-/// What becomes of an all-reduce of a communicator that does not block; a wrong result fails the test.
+/// Carries out an all-reduce of a communicator that does not block, and returns its error. A wrong result
+/// fails the test.
 fn all_reduced(comm: &Comm, count: usize) -> Option<Error> {
     let issued = match issue(comm, plain(Collective::AllReduce, comm.ranks(), count), false, 0) {
         Ok(issued) => issued,

@@ -36,8 +36,8 @@ impl Bootstrap {
         Ok(id)
     }
 
-    /// What this rank brings to a growth: what the program passes, else the id that this rank has made for
-    /// it and that has served none yet.
+    /// Returns the id that this rank brings to a growth: the one that the program passes, else the one that
+    /// this rank has made for it and that has served none yet.
     pub fn offer(&self, passed: Option<UniqueId>) -> Option<Offer> {
         let made = self.made_grow_id().take();
         passed.or(made).map(|id| Offer { id, is_passed: passed.is_some() })
