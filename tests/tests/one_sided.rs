@@ -170,7 +170,9 @@ fn calls_that_do_not_block() {
                     wait(&comm, std::iter::once(1), 1, FIRST).unwrap();
                     assert_eq!(comm.async_error().unwrap().kind, ErrorKind::InProgress);
                     comm.revoke().unwrap();
-                    assert!(settled(&comm).unwrap().text.contains("revoked"));
+                    assert_eq!(settled(&comm), None, "the revoke is through");
+                    let refused = wait(&comm, std::iter::once(1), 1, FIRST).unwrap_err();
+                    assert!(refused.text.contains("revoked"), "{refused}");
                 } else {
                     assert!(comm.async_error().is_none());
                 }
