@@ -16,6 +16,22 @@
 //! ncclCommDestroy(comm);
 //! ```
 //!
+//! A program in Rust that links this crate finds the same names:
+//!
+//! ```
+//! use nccl as _; // nothing but its exported functions
+//! use std::ffi::c_int;
+//!
+//! unsafe extern "C" {
+//!     fn ncclGetVersion(version: *mut c_int) -> c_int;
+//! }
+//!
+//! let mut version = 0;
+//! // SAFETY: the function writes one integer.
+//! assert_eq!(unsafe { ncclGetVersion(&mut version) }, 0);
+//! assert_eq!(version, 2_32_03, "2.32.3");
+//! ```
+//!
 //! Every name that NCCL 2.32.3 exports is here, as `ncclX` and `pncclX` (a profiler interposes the first,
 //! which is weak, and forwards to the second), with the names of `hawser.h`, and nothing else. Both are names
 //! of one function. A function that this API level does not offer returns `ncclInvalidUsage` and leaves a
