@@ -137,7 +137,7 @@ impl Machine {
     }
 }
 
-/// The way of SymDirect, one rank after the other: what a rank reads from others it takes when its turn
+/// The way of zero_copy, one rank after the other: what a rank reads from others it takes when its turn
 /// comes, and what it writes it writes then. So it must not matter who is first.
 fn run_direct(machine: &mut Machine, order: &[usize]) {
     let (args, n) = (machine.args.clone(), machine.args.len());
