@@ -43,9 +43,10 @@ pub fn break_after(sends: u64) {
 
 static LEFT: AtomicU64 = AtomicU64::new(u64::MAX);
 
-/// After so many more sends of the whole process no message arrives any more, and no send ends; `u64::MAX` =
-/// never.
+/// After so many more sends of the whole process no message arrives any more, and no send ends, until this is
+/// called again; `u64::MAX` = never.
 pub fn stall_after(sends: u64) {
+    IS_STALLED.store(false, Ordering::Relaxed);
     UNTIL_STALL.store(sends, Ordering::Relaxed);
 }
 

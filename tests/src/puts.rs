@@ -110,9 +110,9 @@ pub fn run_all(comm: &Comm) -> Result<()> {
 /// # Errors
 /// The first failure.
 pub fn looped(comm: &Comm) -> Result<()> {
-    let mut windows = Windows::new(comm, 300_001, 0)?;
+    let mut windows = Windows::new(comm, 2_500_003, 0)?;
     for round in 0.. {
-        exchange(comm, &mut windows, [5, 300_001][round % 2], round)?;
+        exchange(comm, &mut windows, [5, 2_500_003][round % 2], round)?;
     }
     Ok(())
 }

@@ -13,6 +13,8 @@ use hawser_plugin::profiler::{
 };
 use hawser_plugin::{BuiltIn, Component, Result, inventory};
 use hawser_runtime::Config;
+use hawser_runtime::progress::reader;
+use hawser_tests::puts;
 use hawser_tests::world::{on_host, on_hosts, plain, run};
 
 inventory::submit! {
@@ -80,6 +82,22 @@ impl ProfilerContext for Counter {
 }
 
 /// One test, since net and profiler are the process's.
+/// Long puts go from window to window over it.
+#[test]
+fn puts_are_right() {
+    if !on_host() {
+        return;
+    }
+    on_hosts("abb", &Config::default(), |comm| {
+        puts::run_all(comm).unwrap();
+        let report = reader::read(std::process::id()).expect("the journals of this process");
+        let net = [("way".to_owned(), "net".to_owned())];
+        let figure = report.figures.iter().find(|f| f.name == "put_bytes_total" && f.labels == net);
+        // All that this rank put is over: two long puts to a rank on another host at least.
+        assert!(figure.is_some_and(|figure| figure.value >= 70_001 + 2_500_003), "{:?}", report.figures);
+    });
+}
+
 #[test]
 fn collectives_are_right_while_ports_go_and_come() {
     if !on_host() {

@@ -5,9 +5,11 @@ mod support;
 
 /// A test of its own process has a module in its name.
 mod on_the_stand_in {
+    use std::ptr::null;
     use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
     use std::thread::{panicking, scope, yield_now};
 
+    use hawser_base::figures::{self, Reading};
     use hawser_device::cuda::fake::{fake, in_two_processes, with_fake_kernels};
     use hawser_runtime::gin::Form;
     use hawser_runtime::gin::descriptor::{WORDS, op};
@@ -245,6 +247,40 @@ mod on_the_stand_in {
             assert_eq!(after, before, "copies for which kernels would have to make room");
         }
 
+        /// The same by a call of the host, and the way of its bytes.
+        fn put_and_signal(&self, way: &str) {
+            let peer = 1 - self.rank;
+            let to = |rank: u32| PART * (10 + u64::from(rank));
+            let before = bytes_put(way);
+            let (from, window, to_peer) = (self.memory as Ptr, self.window as Ptr, to(self.rank) as usize);
+            let peer = peer.cast_signed();
+            ok(ncclPutSignal(
+                from,
+                PART as usize / 4,
+                7,
+                peer,
+                window,
+                to_peer,
+                0,
+                0,
+                0,
+                self.comm(),
+                null(),
+            ));
+            let awaited = [1, peer, 0, 0];
+            ok(ncclWaitSignal(1, awaited.as_ptr().cast(), self.comm(), null()));
+            let at = self.memory + to(peer.unsigned_abs());
+            let value = u64::from(peer.unsigned_abs()) << 32 | 1 << 16 | ROUNDS;
+            for word in 0..PART / 8 {
+                while word64(at + 8 * word).load(Ordering::Acquire) != value + word {
+                    yield_now();
+                }
+            }
+            while bytes_put(way) - before < PART {
+                yield_now();
+            }
+        }
+
         fn end(self) {
             ok(ncclDevCommDestroy(self.comm(), self.made.as_ptr().cast()));
             ok(ncclCommWindowDeregister(self.comm(), self.window as Ptr));
@@ -342,17 +378,38 @@ mod on_the_stand_in {
     #[test]
     fn ranks_of_two_hosts_put_and_get() {
         const NAME: &str = "ranks_of_two_hosts_put_and_get";
-        with_fake_kernels(module_path!(), NAME, &ENV, || of_two_processes(NAME, Some("another")));
+        with_fake_kernels(module_path!(), NAME, &ENV, || of_two_processes(NAME, Some("another"), "messages"));
+    }
+
+    /// All that is put, and what is got, goes over the net plugin, through slots in memory of the host.
+    #[test]
+    fn ranks_of_two_hosts_put_and_get_over_the_net() {
+        const NAME: &str = "ranks_of_two_hosts_put_and_get_over_the_net";
+        let env: Vec<_> = ENV.into_iter().chain([("HAWSER_PUT_NET", "1")]).collect();
+        with_fake_kernels(module_path!(), NAME, &env, || {
+            of_two_processes(NAME, Some("another"), "net");
+            let [memory, net, messages] = ["memory", "net", "messages"].map(bytes_put);
+            // In two contexts and all rounds, a part that the other one got, and that of the call.
+            assert_eq!((net, messages), ((2 * ROUNDS + 2) * PART, 0));
+            assert!(memory >= 2 * ROUNDS * PART, "{memory}");
+        });
+    }
+
+    /// Bytes that were put in some way, of this process.
+    fn bytes_put(way: &str) -> u64 {
+        let label = [("way".to_owned(), way.to_owned())];
+        let is_it = |figure: &Reading| figure.name == "put_bytes_total" && figure.labels[..] == label;
+        figures::all().into_iter().find(is_it).map_or(0, |figure| figure.value)
     }
 
     #[test]
     fn ranks_of_two_processes_of_a_host_put_and_get() {
         const NAME: &str = "ranks_of_two_processes_of_a_host_put_and_get";
-        with_fake_kernels(module_path!(), NAME, &ENV, || of_two_processes(NAME, None));
+        with_fake_kernels(module_path!(), NAME, &ENV, || of_two_processes(NAME, None, "memory"));
     }
 
     /// Starts the test `name` once more as the second rank, on a host with this name, if any.
-    fn of_two_processes(name: &str, host: Option<&str>) {
+    fn of_two_processes(name: &str, host: Option<&str>, way: &str) {
         let team = if host.is_some() { 1 } else { 2 };
         let identity = || {
             let mut id = Id([0; 128]);
@@ -361,17 +418,18 @@ mod on_the_stand_in {
         };
         let env: Vec<(&str, &str)> = host.map(|host| ("NCCL_HOSTID", host)).into_iter().collect();
         in_two_processes((module_path!(), name), &env, identity, |identity, rank| {
-            of_process(Id(identity.try_into().unwrap()), rank.cast_signed(), team);
+            of_process(Id(identity.try_into().unwrap()), rank.cast_signed(), (team, way));
         });
     }
 
-    fn of_process(id: Id, rank: i32, team: i32) {
+    fn of_process(id: Id, rank: i32, (team, way): (i32, &str)) {
         let _alarm = Alarm;
         let mut comm = std::ptr::null_mut();
         ok(ncclCommInitRank(&mut comm, 2, id, rank));
         assert_eq!(ncclTeamLsa(comm).0, team, "ranks of the load-store team");
         let rank = ranks(vec![comm], 23007, (Family::V230, Form::Counted)).remove(0);
         rank.run();
+        rank.put_and_signal(way);
         rank.end();
         ncclResetDebugInit();
         hawser_base::log::set_last_error("");

@@ -310,6 +310,9 @@ settings! {
         shm_disable: bool = "NCCL_SHM_DISABLE", FLAG, default "0";
         /// Bytes of a FIFO of the Simple protocol, per lane and peer.
         buffsize: Option<u64> = "NCCL_BUFFSIZE", BYTES, unset "524288; 2097152 where there are several hosts";
+        /// Bytes from which on a put to a rank on another host (`ncclPutSignal`, GIN) goes over the net
+        /// plugin; shorter ones, and all with 0, are messages over the control connection.
+        put_net: Option<u64> = "HAWSER_PUT_NET", SIZE, unset "65536; 2097152 over TCP", page "one-sided.md";
         /// The greatest distance at which NICs read and write GPU memory; 0 or `LOC`: they never do.
         gpu_direct: bool = "NCCL_NET_GDR_LEVEL", GPU_DIRECT, default "SYS";
         /// 0: the program itself puts a graph's replay in order with other replays of the communicator and

@@ -122,7 +122,7 @@ impl Comm {
     pub fn destroy_dev_comm(&self, resource_window: u64) -> Result<()> {
         let Some(state) = self.holder()? else { return Ok(()) };
         if let Some(network) = state.lsa.destroy_dev_comm(resource_window)? {
-            state.rma.exposed().hide(network);
+            state.forget_window(state.rma.exposed().hide(network));
         }
         Ok(())
     }

@@ -284,9 +284,11 @@ impl Comm {
 
     /// Takes a window of [`Comm::expose`] back.
     pub fn hide(&self, number: u64) {
-        if let Ok(State::Ready { comm_state, .. }) = lock(&self.0.state).as_deref() {
-            comm_state.rma.exposed().deregister(number);
-        }
+        let comm_state = match lock(&self.0.state).as_deref() {
+            Ok(State::Ready { comm_state, .. }) => comm_state.clone(),
+            _ => return,
+        };
+        comm_state.forget_window(comm_state.rma.exposed().deregister(number));
     }
 
     /// Number of ranks; 0 for a child whose split is not over or has failed.

@@ -98,7 +98,7 @@ impl Comm {
         drop(state);
         if let Some(comm_state) = comm_state {
             comm_state.give_up_buffers();
-            comm_state.rma.exposed().close();
+            comm_state.close_windows();
         }
         self.release();
         Ok(())

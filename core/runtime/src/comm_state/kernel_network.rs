@@ -17,6 +17,7 @@ use hawser_base::error::{Error, Result};
 use hawser_base::wait::Wait;
 
 use super::CommState;
+use super::put_ways::Way;
 use crate::gin::Network;
 use crate::gin::descriptor::{self, Action, Place, Source};
 use crate::rma::{self, Fetch, Header, Put, RESOURCES};
@@ -224,8 +225,11 @@ impl CommState {
         let from = self.own_place(*place, *bytes)?;
         let put = Put { from, bytes: *bytes, window: to.window, offset: to.offset };
         match there {
-            Some(there) => own.copy_for_kernel((there, from, *bytes), network.bounce()),
-            None => self.rma.send_put(&self.bootstrap, (peer, &put), &self.patience()),
+            Some(there) => {
+                Way::Memory.count(*bytes);
+                own.copy_for_kernel((there, from, *bytes), network.bounce())
+            }
+            None => self.put_to_host(peer, &put, &self.patience()),
         }
     }
 
@@ -235,7 +239,7 @@ impl CommState {
         let context = || format!("rank {peer} wants {} bytes", fetch.bytes);
         let from = self.own_place(place, fetch.bytes).map_err(|error| error.context(context()))?;
         let put = Put { from, bytes: fetch.bytes, window: fetch.to.0, offset: fetch.to.1 };
-        self.rma.send_put(&self.bootstrap, (peer, &put), &self.patience())?;
+        self.put_to_host(peer, &put, &self.patience())?;
         self.tell(peer, &Header::Got(fetch.ticket))
     }
 

@@ -10,7 +10,7 @@
 //! | `reach` | buffers that other ranks use where they are, and why others are staged |
 //! | `inter_node` | the connections over the network that a launch needs |
 //! | `single_rank` | collectives of one rank, which are copies |
-//! | `one_sided`, `stream_ops` | puts, signals and waits |
+//! | `one_sided`, `put_ways`, `stream_ops` | puts, signals and waits |
 //! | `kernel_network` | transfers that kernels of the user ask for |
 //! | `sm_free` | the lines about copy engines |
 //! | `busy` | whether launches are under way |
@@ -26,6 +26,7 @@ mod kernel_network;
 mod loaded_program;
 mod one_sided;
 pub mod plan_cache;
+mod put_ways;
 mod reach;
 mod sequence;
 mod settle;

@@ -8,6 +8,7 @@ use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::wait::Wait;
 
 use super::CommState;
+use super::put_ways::Way;
 use crate::rma::{Awaited, CHUNK, Exposed, Put, RmaOp, Signal};
 
 impl CommState {
@@ -32,7 +33,7 @@ impl CommState {
         let Some(near) = self.rma.near(peer)? else {
             let wait = Wait::new(self.abort.clone(), env::settings().op_timeout);
             if let Some(put) = put {
-                self.rma.send_put(&self.bootstrap, (peer, put), &wait)?;
+                self.put_elsewhere(peer, put, &wait)?;
             }
             return self.rma.send_signal(&self.bootstrap, peer, signal, &wait);
         };
@@ -45,6 +46,7 @@ impl CommState {
                 )
             };
             let to = near.place((put.window, put.offset, put.bytes), || self.may_wait(peer, began, what))?;
+            Way::Memory.count(put.bytes);
             let copied = self.copy_near(&near, to, put);
             near.leave_place();
             copied?;
@@ -72,7 +74,7 @@ impl CommState {
     }
 
     /// Fails if a wait for `peer`, in which nothing has come since a moment, may not go on.
-    fn may_wait(&self, peer: u32, since: Instant, what: impl Fn() -> String) -> Result<()> {
+    pub(super) fn may_wait(&self, peer: u32, since: Instant, what: impl Fn() -> String) -> Result<()> {
         if self.peer_memory.control.is_aborted() || self.abort.is_raised() {
             let aborted = || Error::new(ErrorKind::Aborted, format!("aborted while {}", what()));
             return Err(self.peer_memory.control.fault().cloned().unwrap_or_else(aborted));

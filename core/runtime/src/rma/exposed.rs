@@ -14,10 +14,12 @@ use hawser_base::log;
 use hawser_device::{Device, OwnedStream};
 
 use super::board::{Board, Boards};
-use super::message::{Header, Sums};
+use super::message::{Header, Piece, Sums};
+use super::window::Window;
 use super::{Awaited, Fetch, Limits, RESOURCES, Signal};
 use crate::planted::{Bug, is_planted};
 use crate::transport::control::Control;
+use crate::transport::net::{Area, Inbox, Landing, Windows};
 
 /// The longest rest of a thread that waits for a signal before it looks whether it may go on.
 const SLICE: Duration = Duration::from_millis(10);
@@ -28,17 +30,6 @@ const MOST_OF_A_PUT: Duration = Duration::from_secs(2);
 /// Most bytes that come for windows that are not registered yet.
 const MOST_EARLY: usize = 256 << 20;
 
-/// A registered window of this rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
-    /// Its address.
-    pub addr: u64,
-    /// Its length.
-    pub bytes: u64,
-    /// All ranks have made it alike (`NCCL_WIN_COLL_SYMMETRIC`), so that others may put into it.
-    pub is_symmetric: bool,
-}
-
 /// The windows and counters of one rank.
 pub struct Exposed {
     rank: u32,
@@ -46,6 +37,8 @@ pub struct Exposed {
     sums: Sums,
     device: Arc<dyn Device>,
     control: Arc<Control>,
+    /// The inbox of pieces that come over the net, if there is one.
+    inbox: Option<Arc<Inbox>>,
     /// The stream that bytes are copied on, once there were any.
     stream: OnceLock<OwnedStream>,
     state: Mutex<State>,
@@ -61,7 +54,10 @@ struct State {
     /// Networks in kernels.
     boards: Boards,
     counters: FxHashMap<(u32, Signal), Counter>,
-    /// Messages for windows that are not registered yet, with their senders, and what these sent afterwards.
+    /// By rank: places of pieces of its puts that come over the net.
+    coming: FxHashMap<u32, Vec<(u64, u64)>>,
+    /// Messages for windows that are not registered yet or behind pieces that come over the net, with their
+    /// senders, and what these sent afterwards.
     early: VecDeque<(u32, Vec<u8>)>,
     early_bytes: usize,
     /// Ranks of this process that are writing into a window.
@@ -94,9 +90,10 @@ impl Exposed {
         (limits, sums): (Limits, Sums),
         device: Arc<dyn Device>,
         control: Arc<Control>,
+        inbox: Option<Arc<Inbox>>,
     ) -> Self {
         let (stream, state, changed) = (OnceLock::new(), Mutex::default(), Condvar::new());
-        Self { rank, limits, sums, device, control, stream, state, changed }
+        Self { rank, limits, sums, device, control, inbox, stream, state, changed }
     }
 
     /// The device that the windows are memory of.
@@ -148,6 +145,11 @@ impl Exposed {
 
     /// Registers a window; what has come for it already is written.
     pub fn register(&self, number: u64, window: Window) {
+        if let Some(inbox) = &self.inbox
+            && let Err(error) = inbox.prepare(&*self.device)
+        {
+            log::warn(&format!("rank {}: puts cannot go over the net: {error}", self.rank));
+        }
         let mut state = self.state();
         state.windows.insert(number, window);
         if number < RESOURCES {
@@ -164,11 +166,12 @@ impl Exposed {
         self.receive_early(state);
     }
 
-    /// Takes a network in kernels back, with its window.
-    pub fn hide(&self, number: u64) {
+    /// Takes a network in kernels back, with its window, whose memory is the answer.
+    pub fn hide(&self, number: u64) -> Option<Area> {
         let mut state = self.state();
         state.boards.hide(number);
-        state.windows.remove(&(RESOURCES + number));
+        drop(state);
+        self.deregister(RESOURCES + number)
     }
 
     /// The oldest request of another rank for its kernels, if there is one.
@@ -190,18 +193,23 @@ impl Exposed {
         self.changed.notify_all();
     }
 
-    /// Takes a window back.
-    pub fn deregister(&self, number: u64) {
-        self.state().windows.remove(&number);
+    /// Takes a window back, whose memory is the answer: the net may still know it.
+    pub fn deregister(&self, number: u64) -> Option<Area> {
+        self.state().windows.remove(&number).as_ref().map(Window::area)
     }
 
     /// True if these bytes lie in one symmetric window.
     pub fn holds(&self, addr: u64, bytes: u64) -> bool {
+        self.area_of(addr, bytes).is_some()
+    }
+
+    /// The symmetric window that these bytes lie in.
+    pub fn area_of(&self, addr: u64, bytes: u64) -> Option<Area> {
         let holds = |window: &Window| {
             let at = addr.checked_sub(window.addr);
             window.is_symmetric && at.is_some_and(|at| at < window.bytes && bytes <= window.bytes - at)
         };
-        self.state().windows.values().any(holds)
+        self.state().windows.values().find(|window| holds(window)).map(Window::area)
     }
 
     /// The window with a number, if it is registered.
@@ -328,9 +336,17 @@ impl Exposed {
         }
     }
 
-    /// False if the window is not registered yet.
+    /// False if the window is not registered yet, or bytes that were put before have not come yet.
     fn carry_out(&self, state: &mut State, from: u32, message: &[u8]) -> Result<bool> {
-        match Header::read(message, self.sums)? {
+        let (header, bytes) = Header::read(message, self.sums)?;
+        if let Header::Come(piece) = header {
+            return self.expect(state, from, &piece);
+        }
+        if state.coming.contains_key(&from) {
+            return Ok(false);
+        }
+        match (header, bytes) {
+            (Header::Come(_), _) => {}
             (Header::Raise(signal), _) => self.count(state, from, signal)?,
             (Header::Put { window: number, offset }, bytes) => {
                 let Found::Here(window) = self.find(state, number)? else { return Ok(false) };
@@ -347,6 +363,24 @@ impl Exposed {
             (Header::Get(fetch), _) => state.boards.want(from, fetch),
             (Header::Got(ticket), _) => state.boards.get(ticket),
         }
+        Ok(true)
+    }
+
+    /// Receives a piece over the net. False if that has to wait: its window is not registered yet, or a part
+    /// of its place is that of a piece which comes, too.
+    fn expect(&self, state: &mut State, from: u32, piece: &Piece) -> Result<bool> {
+        let Some(inbox) = &self.inbox else {
+            return Err(Error::remote("a put comes over the net, and there is none"));
+        };
+        let Found::Here(window) = self.find(state, piece.window)? else { return Ok(false) };
+        let (addr, bytes) = (self.within(&window, piece.window, piece.offset, piece.bytes)?, piece.bytes);
+        let coming = state.coming.entry(from).or_default();
+        if coming.iter().any(|(other, length)| addr < other + length && *other < addr + bytes) {
+            return Ok(false);
+        }
+        coming.push((addr, bytes));
+        let landing = Landing { addr, bytes, area: window.area(), record: piece.record };
+        inbox.expect(from, piece.place, landing);
         Ok(true)
     }
 
@@ -413,11 +447,32 @@ impl Exposed {
     }
 }
 
-/// Keeps a message until its window is registered.
+impl Windows for Exposed {
+    fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<()> {
+        self.copy(to, from, bytes)
+    }
+
+    fn landed(&self, from: u32, addr: u64) {
+        let mut state = self.state();
+        if let Some(coming) = state.coming.get_mut(&from) {
+            coming.retain(|(other, _)| *other != addr);
+            if coming.is_empty() {
+                state.coming.remove(&from);
+            }
+        }
+        if state.early.is_empty() {
+            // Nobody waits for bytes alone.
+            return;
+        }
+        self.receive_early(state);
+    }
+}
+
+/// Keeps a message until its window is registered and all that comes before it has come.
 fn keep(state: &mut State, from: u32, message: &[u8]) -> Result<()> {
     state.early_bytes += message.len();
     if state.early_bytes > MOST_EARLY {
-        let text = format!("more than {} MiB came before their window was registered", MOST_EARLY >> 20);
+        let text = format!("more than {} MiB wait for their windows or for other puts", MOST_EARLY >> 20);
         return Err(Error::remote(text).remedy("register the window on all ranks before the first put"));
     }
     state.early.push_back((from, message.to_vec()));
@@ -436,7 +491,7 @@ mod tests {
     fn exposed() -> Exposed {
         let device = HostDevice::beside().unwrap();
         let control = Arc::new(Control::new(&device).unwrap());
-        Exposed::new(2, (Limits { signals: 2, contexts: 1 }, Sums::No), Arc::new(device), control)
+        Exposed::new(2, (Limits { signals: 2, contexts: 1 }, Sums::No), Arc::new(device), control, None)
     }
 
     fn put(window: u64, offset: u64, bytes: &[u8]) -> Vec<u8> {

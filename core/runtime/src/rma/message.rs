@@ -4,6 +4,7 @@ use hawser_base::error::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
 
 use super::{Fetch, Signal};
+use crate::transport::net::Record;
 
 /// The beginning of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +40,23 @@ pub enum Header {
     Get(Fetch),
     /// All bytes that were wanted by this ticket have come before; nothing follows.
     Got(u64),
+    /// A piece of a put comes over the net; nothing follows.
+    Come(Piece),
+}
+
+/// A piece of a put that comes over the net.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The number of the window.
+    pub window: u64,
+    /// The offset in it.
+    pub offset: u64,
+    /// The number of bytes.
+    pub bytes: u64,
+    /// The connection that it comes over, and its number on it.
+    pub place: (u32, u64),
+    /// The record of its checksum, if it has one.
+    pub record: Option<Record>,
 }
 
 /// The CRC32C of all that is before it, as the last 4 bytes of a message, the lowest first

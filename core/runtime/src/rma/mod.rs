@@ -19,6 +19,7 @@ mod exposed;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod message;
+mod window;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -31,10 +32,12 @@ use hawser_base::wait::Wait;
 use hawser_device::Device;
 
 pub use self::board::Board;
-pub use self::exposed::{Exposed, Window};
-pub use self::message::{Header, Sums};
+pub use self::exposed::Exposed;
+pub use self::message::{Header, Piece, Sums};
+pub use self::window::Window;
 use crate::bootstrap::{Bootstrap, Tag};
 use crate::transport::control::Control;
+use crate::transport::net::Inbox;
 
 /// Most bytes of a put in one message.
 pub const CHUNK: u64 = 1 << 20;
@@ -144,10 +147,15 @@ impl Rma {
         is_near: Vec<bool>,
         (limits, sums): (Limits, Sums),
         (device, control): (&Arc<dyn Device>, &Arc<Control>),
+        inbox: Option<&Arc<Inbox>>,
     ) -> Result<Self> {
         let rank = bootstrap.rank();
-        let exposed = Arc::new(Exposed::new(rank, (limits, sums), device.clone(), control.clone()));
+        let (device, control, own_inbox) = (device.clone(), control.clone(), inbox.cloned());
+        let exposed = Arc::new(Exposed::new(rank, (limits, sums), device, control, own_inbox));
         let weak = Arc::downgrade(&exposed);
+        if let Some(inbox) = inbox {
+            inbox.serve(weak.clone());
+        }
         bootstrap.serve(Tag::OneSided.word(), move |from, message| {
             if let Some(exposed) = weak.upgrade() {
                 exposed.serve(from, message);

@@ -38,13 +38,14 @@ const BATCH: u64 = 64;
 const GROWTH: usize = 40_000;
 
 /// The settings of all worlds.
-const SETTINGS: [(&str, &str); 10] = [
+const SETTINGS: [(&str, &str); 11] = [
     ("HAWSER_DEVICE", "host"),
     ("HAWSER_OP_TIMEOUT", "20"),
     ("HAWSER_INIT_TIMEOUT", "20"),
     ("HAWSER_RULES_TIMEOUT", "20"),
     ("HAWSER_HEARTBEAT", "5"),
     ("HAWSER_HANG_AFTER", "0"),
+    ("HAWSER_PUT_NET", "1000"),
     ("HAWSER_RUNTIME_DIR", "none"),
     ("NCCL_RAS_ENABLE", "0"),
     ("NCCL_SOCKET_IFNAME", "lo"),

@@ -176,7 +176,7 @@ impl Own<'_> {
         let epoch = Arc::<Epoch<Staged>>::default();
         let participant = self.participant(&mut decided, &name, control, (&epoch, &times))?;
         let journal = self.journal(&decided, &name);
-        let rma = self.one_sided(&decided, control)?;
+        let rma = self.one_sided(&decided, control, paths.net.as_ref())?;
         let is_load_store = self.is_load_store(&decided);
         let (lsa, with_windows) = self.windows(&decided, &paths.peer_memory);
         let Decided { bootstrap, topology, plan_config, comm_id, tuners, .. } = decided;
@@ -258,11 +258,12 @@ impl Own<'_> {
     }
 
     /// The part for one-sided operations, which other ranks may ask from now on.
-    fn one_sided(&self, decided: &Decided, control: &Arc<Control>) -> Result<Rma> {
+    fn one_sided(&self, decided: &Decided, control: &Arc<Control>, net: Option<&Net>) -> Result<Rma> {
         let Decided { bootstrap, topology, plan_config, processes, comm_id, .. } = decided;
         let near = is_near(topology, processes, self.rank as usize);
         let sums = if plan_config.slot_lead > 0 { Sums::Yes } else { Sums::No };
-        Rma::open(bootstrap, *comm_id, near, (self.config.rma, sums), (&self.device, control))
+        let (limits, inbox) = ((self.config.rma, sums), net.map(|net| net.put_way().inbox()));
+        Rma::open(bootstrap, *comm_id, near, limits, (&self.device, control), inbox)
     }
 
     /// True if each rank loads and stores the buffers of all others: they are in one process, whose devices

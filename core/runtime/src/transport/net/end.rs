@@ -56,7 +56,7 @@ impl Around<'_> {
     /// that wait in `accept` for their peer's `connect`, and in `test` for its `accept`; with these messages,
     /// what they wait for has been called already, and does not depend on what this thread does next.
     pub fn tell(&self, key: ConnectionKey, tag: Tag) -> Result<()> {
-        self.teller.tell(key.peer, tag.on_lane(key.lane))
+        self.teller.tell(key.peer, tag.on_lane(key.lane), &[])
     }
 
     /// True if the rank at the other end has told it. True once.

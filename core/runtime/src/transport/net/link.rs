@@ -10,16 +10,14 @@ use std::sync::Arc;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::figures::{self, Counter};
-use hawser_base::log;
 use hawser_base::stages;
 use hawser_base::wait::Wait;
-use hawser_plugin::net::{
-    Connector, HANDLE_BYTES, Handle, Listener, Receiver, Registration, Request, Segment, Sender,
-};
+use hawser_plugin::net::{Receiver, Registration, Request, Segment, Sender};
 
 use super::checksum::Checksum;
 use super::end::{Around, ConnectionKey, End};
 use super::fifo::Fifo;
+use super::opening::{Dialing, Listening};
 use super::recorder::EventRecorder;
 use crate::bootstrap::Tag;
 use crate::planted::{Bug, is_planted};
@@ -29,10 +27,12 @@ use crate::progress::stall::{NetRequest, Stopwatch};
 /// The figures of the NIC that a link goes through.
 #[derive(Debug, Clone, Copy)]
 pub struct RailFigures {
-    sent: Counter,
-    received: Counter,
+    /// Bytes sent.
+    pub sent: Counter,
+    /// Bytes received.
+    pub received: Counter,
     /// Sends that the plugin has in hand.
-    open: Counter,
+    pub open: Counter,
 }
 
 impl RailFigures {
@@ -50,7 +50,6 @@ impl RailFigures {
 /// The sending end.
 pub struct SendLink {
     key: ConnectionKey,
-    device: u32,
     fifo: Fifo,
     state: SendState,
     /// The receiver is ready.
@@ -72,10 +71,8 @@ pub struct SendLink {
 }
 
 enum SendState {
-    /// The receiver has not yet said where it listens.
-    Waiting,
-    /// With whether the receiver knows.
-    Connecting(Box<dyn Connector>, bool),
+    /// It is on its way.
+    Opening(Dialing),
     /// Carries nothing until the receiver has accepted.
     Open(Box<dyn Sender>, Registration),
 }
@@ -89,10 +86,9 @@ impl SendLink {
         fifo: Fifo,
         checksum: Option<Checksum>,
     ) -> Self {
-        let state = SendState::Waiting;
+        let state = SendState::Opening(Dialing::new(device));
         Self {
             key,
-            device,
             fifo,
             state,
             accepted: false,
@@ -139,33 +135,14 @@ impl SendLink {
 
     /// Moves a connection that is not open yet one step on; says whether anything moved.
     fn connect(&mut self, around: &Around<'_>) -> Result<bool> {
-        match &mut self.state {
-            SendState::Waiting => {
-                let tag = Tag::NetHandle.on_lane(self.key.lane);
-                let Some(bytes) = around.bootstrap.take(self.key.peer, tag) else { return Ok(false) };
-                let handle: Handle = bytes.as_slice().try_into().map_err(|_| {
-                    let text = format!("a net handle of {} bytes, expected {HANDLE_BYTES}", bytes.len());
-                    Error::remote(text)
-                })?;
-                self.state = SendState::Connecting(around.context.connect(self.device, &handle)?, false);
-                Ok(true)
-            }
-            SendState::Connecting(connector, told) => {
-                // What the plugin says while it connects concerns this peer.
-                let _span = log::enter_connection(around.bootstrap.rank(), self.key.peer);
-                let sender = connector.poll()?;
-                if !*told {
-                    around.tell(self.key, Tag::LinkCalling)?;
-                    *told = true;
-                }
-                let Some(mut sender) = sender else { return Ok(false) };
-                // SAFETY: the FIFO's memory lives until `close` has deregistered it.
-                let registration = unsafe { sender.register(&self.fifo.region()) }?;
-                self.state = SendState::Open(sender, registration);
-                Ok(true)
-            }
-            SendState::Open(..) => Ok(false),
+        let SendState::Opening(dialing) = &mut self.state else { return Ok(false) };
+        let (has_moved, sender) = dialing.step(self.key, around)?;
+        if let Some(mut sender) = sender {
+            // SAFETY: the FIFO's memory lives until `close` has deregistered it.
+            let registration = unsafe { sender.register(&self.fifo.region()) }?;
+            self.state = SendState::Open(sender, registration);
         }
+        Ok(has_moved)
     }
 
     fn carry(&mut self, around: &Around<'_>) -> Result<bool> {
@@ -246,9 +223,8 @@ impl End for SendLink {
     fn asked(&self) -> Option<(NetRequest, u32)> {
         let sends = self.requests.len() as u32 + u32::from(self.is_refused);
         match &self.state {
-            SendState::Connecting(..) => Some((NetRequest::Connect, 1)),
-            SendState::Open(..) if sends > 0 => Some((NetRequest::Send, sends)),
-            SendState::Waiting | SendState::Open(..) => None,
+            SendState::Opening(dialing) => dialing.has_begun().then_some((NetRequest::Connect, 1)),
+            SendState::Open(..) => (sends > 0).then_some((NetRequest::Send, sends)),
         }
     }
 
@@ -262,7 +238,7 @@ impl End for SendLink {
         {
             let _ = sender.deregister(*registration);
         }
-        self.state = SendState::Waiting;
+        self.state = SendState::Opening(Dialing::new(0));
         self.rail.open.take(self.posted - self.done);
         self.done = self.posted;
     }
@@ -295,8 +271,8 @@ pub struct RecvLink {
 pub type Check = (Checksum, Box<str>);
 
 enum RecvState {
-    /// With whether the sender has begun to connect.
-    Listening(Box<dyn Listener>, bool),
+    /// It is on its way.
+    Opening(Listening),
     Open(Box<dyn Receiver>, Registration),
     Closed,
 }
@@ -313,7 +289,7 @@ impl RecvLink {
     ) -> Result<Self> {
         let (handle, listener) = around.context.listen(device)?;
         around.bootstrap.send(key.peer, Tag::NetHandle.on_lane(key.lane), &handle, wait)?;
-        let state = RecvState::Listening(listener, false);
+        let state = RecvState::Opening(Listening::new(listener));
         let (requests, watch, recorder) = (VecDeque::new(), Stopwatch::default(), EventRecorder::default());
         let (posted, done, end, flush) = (0, 0, None, None);
         Ok(Self { key, fifo, state, posted, done, end, requests, flush, watch, recorder, check, rail })
@@ -419,14 +395,8 @@ impl End for RecvLink {
 
     fn go_on(&mut self, around: &Around<'_>) -> Result<bool> {
         match &mut self.state {
-            RecvState::Listening(listener, called) => {
-                *called = *called || around.was_told(self.key, Tag::LinkCalling);
-                if !*called {
-                    return Ok(false);
-                }
-                // What the plugin says while it accepts concerns this peer.
-                let _span = log::enter_connection(around.bootstrap.rank(), self.key.peer);
-                let Some(mut receiver) = listener.accept()? else { return Ok(false) };
+            RecvState::Opening(listening) => {
+                let Some(mut receiver) = listening.step(self.key, around)? else { return Ok(false) };
                 // SAFETY: the FIFO's memory lives until `close` has deregistered it.
                 let registration = unsafe { receiver.register(&self.fifo.region()) }?;
                 around.tell(self.key, Tag::LinkAccepted)?;
@@ -452,7 +422,7 @@ impl End for RecvLink {
     /// Receives count only where there are none: the peer may have nothing to send.
     fn asked(&self) -> Option<(NetRequest, u32)> {
         let request = match &self.state {
-            RecvState::Listening(_, called) => called.then_some(NetRequest::Accept),
+            RecvState::Opening(listening) => listening.has_begun().then_some(NetRequest::Accept),
             RecvState::Open(..) if self.flush.is_some() => Some(NetRequest::Flush),
             RecvState::Open(..) if self.requests.is_empty() => Some(NetRequest::NoRoom),
             RecvState::Open(..) | RecvState::Closed => None,

@@ -3,14 +3,16 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
+use hawser_base::error::Error;
 use hawser_base::stages::Trace;
 use rustc_hash::FxHashSet;
 
 use super::coll::CollLink;
 use super::drain::{self, Drain};
-use super::end::{Around, End};
+use super::end::{Around, ConnectionKey, End};
 use super::link::{RecvLink, SendLink};
 use super::loss::{Lost, Told};
+use super::puts::PutEnd;
 use crate::progress::stall::Stall;
 
 /// The time that the last messages of a rank have to come once it has gone. Its word that it has gone travels
@@ -23,6 +25,9 @@ pub(super) struct Links {
     pub sends: Vec<SendLink>,
     pub recvs: Vec<RecvLink>,
     pub colls: Vec<CollLink>,
+    /// Connections for puts, and those of them that have ended.
+    pub puts: Vec<PutEnd>,
+    pub have_ended: FxHashSet<ConnectionKey>,
     pub lost: Vec<Lost>,
     /// The failure that another rank has told of, until it is known who is to blame.
     pub told: Option<Told>,
@@ -38,6 +43,7 @@ impl Links {
         let mut all = stalls(&mut self.sends, net);
         all.extend(stalls(&mut self.recvs, net));
         all.extend(stalls(&mut self.colls, net));
+        all.extend(stalls(&mut self.puts, net));
         all
     }
 
@@ -57,8 +63,17 @@ impl Links {
     /// more.
     pub fn forget(&mut self, peer: u32, text: &[u8]) {
         for (key, _) in drain::told(peer, text) {
+            self.end_puts(|end| end.key() == key, None);
             self.sends.extract_if(.., |link| link.key() == key).for_each(|mut link| link.close());
             self.recvs.extract_if(.., |link| link.key() == key).for_each(|mut link| link.close());
+        }
+    }
+
+    /// Closes connections for puts, which are not made again.
+    pub fn end_puts(&mut self, which: impl Fn(&PutEnd) -> bool, why: Option<&Error>) {
+        for mut end in self.puts.extract_if(.., |end| which(end)) {
+            end.end_with(why);
+            self.have_ended.insert(end.key());
         }
     }
 
@@ -88,11 +103,11 @@ impl Links {
         let awaits_send = |peer: u32| knows(peer) && !has_gone(peer);
         let has_sent = told.iter().all(|peer| self.drain.is_content(*peer))
             && self.sends.iter().all(|link| link.has_filled() || !awaits_send(link.key().peer));
-        let open = || self.recvs.iter().filter(|link| !link.is_idle() && knows(link.key().peer));
-        match has_sent && open().all(|link| has_gone(link.key().peer)) {
-            true => {
-                open().next().is_none() || gone_since.get_or_insert_with(Instant::now).elapsed() > ON_ITS_WAY
-            }
+        let busy = self.recvs.iter().filter(|link| !link.is_idle()).map(End::key);
+        let puts = self.puts.iter().filter(|end| !end.is_idle()).map(End::key).filter(|key| !key.send);
+        let busy: Vec<u32> = busy.chain(puts).map(|key| key.peer).filter(|peer| knows(*peer)).collect();
+        match has_sent && busy.iter().all(|peer| has_gone(*peer)) {
+            true => busy.is_empty() || gone_since.get_or_insert_with(Instant::now).elapsed() > ON_ITS_WAY,
             false => false,
         }
     }

@@ -16,10 +16,14 @@ mod end;
 mod events;
 mod fifo;
 mod flags;
+mod helper;
 mod link;
 mod links;
 mod loss;
 mod nic;
+mod opening;
+mod put_way;
+mod puts;
 mod recorder;
 mod speeds;
 mod stage;
@@ -31,6 +35,9 @@ pub use coll::Rail;
 pub use end::ConnectionKey;
 pub use events::report;
 pub use fifo::MOST_SLOTS;
+pub use helper::Helper;
+pub use put_way::{Announced, Inbox, PutWay, Windows, outcome};
+pub use puts::{Area, Landing, Outgoing, Record, Ticket};
 pub use recorder::EventRecorder;
 pub use stage::Stage;
 
@@ -59,7 +66,7 @@ use crate::planted::{Bug, is_planted};
 use crate::plugins;
 use crate::profiling::Span;
 use crate::progress::stall::Stall;
-use crate::proxy::{Proxy, Task, shielded_sweep};
+use crate::proxy::{Proxy, Task};
 use crate::record;
 use arena::{Arena, Piece};
 use checksum::Checksum;
@@ -242,6 +249,7 @@ pub struct Net {
     collnet: Option<(CollNet, Rail)>,
     task: Arc<NetTask>,
     proxy: Arc<Proxy>,
+    put_way: PutWay,
     /// Address of the device's table of connections.
     conns: u64,
     connections: Mutex<Connections>,
@@ -319,7 +327,12 @@ impl Net {
         if let Err(error) = chosen.context.set_attributes(&attributes) {
             log::info(Subsys::Net, || format!("net {} does not take hints: {error}", chosen.name));
         }
-        let task = Arc::new(NetTask::new(chosen.context, bootstrap, control, in_device, abort));
+        let inbox = Inbox::new((&chosen.name, &chosen.nics), layout, place, (&proxy, on_gpu));
+        let inbox = Arc::new(inbox);
+        let parts = (in_device, inbox.clone());
+        let task = Arc::new(NetTask::new(chosen.context, bootstrap, control, parts, abort));
+        let limits = (put_way::least_bytes(&chosen.name, settings.put_net), chosen.nics.most_bytes());
+        let put_way = PutWay::new(&task, inbox, has_checksums, limits);
         proxy.add(task.clone());
         let conns = connections.conns;
         let (keys, pieces) = (FxHashSet::default(), FxHashMap::default());
@@ -333,6 +346,7 @@ impl Net {
             collnet: chosen.collnet.zip(rail),
             task,
             proxy,
+            put_way,
             conns,
             connections: Mutex::new(connections),
             stage: stage.map(Arc::new),
@@ -443,6 +457,11 @@ impl Net {
             .upload(self.conns + (index * size_of::<Conn>()) as u64, bytes_of(std::slice::from_ref(conn)))
     }
 
+    /// The way of puts.
+    pub fn put_way(&self) -> &PutWay {
+        &self.put_way
+    }
+
     /// The plugin's name.
     pub fn name(&self) -> &str {
         &self.name
@@ -479,9 +498,7 @@ impl Net {
 
     /// The calling thread waits for operations of this communicator, and moves their slots itself meanwhile.
     pub fn help(&self) -> Helper<'_> {
-        self.task.help();
-        self.task.launched();
-        Helper(self)
+        Helper::new(self)
     }
 
     /// Waits until everything that the device wrote is on its way to where it belongs, unless who was to get
@@ -519,31 +536,6 @@ impl Net {
         self.proxy.remove(&(self.task.clone() as Arc<dyn Task>));
         self.task.close();
         std::mem::forget(self);
-    }
-}
-
-/// A thread that moves the slots of a communicator in place of the proxy.
-pub struct Helper<'a>(&'a Net);
-
-impl Helper<'_> {
-    /// One look at everything; whether anything moved.
-    pub fn sweep(&self) -> bool {
-        shielded_sweep(&*self.0.task).unwrap_or(false)
-    }
-}
-
-impl Helper<'_> {
-    /// True if everything that the device wrote has been sent.
-    pub fn is_drained(&self) -> bool {
-        self.0.task.is_drained()
-    }
-}
-
-impl Drop for Helper<'_> {
-    fn drop(&mut self) {
-        if self.0.task.leave() {
-            self.0.proxy.wake();
-        }
     }
 }
 

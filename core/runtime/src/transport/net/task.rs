@@ -23,6 +23,7 @@ use super::end::{Around, ConnectionKey, End};
 use super::link::{RecvLink, SendLink};
 use super::links::{self, Links};
 use super::loss::{Lost, Told};
+use super::put_way::Inbox;
 use super::teller::Teller;
 use crate::bootstrap::{Bootstrap, Tag};
 use crate::classes::{self, Turns};
@@ -64,6 +65,8 @@ pub struct NetTask {
     abort: AbortFlag,
     ended: AbortFlag,
     teller: Teller,
+    /// Puts that wait for the proxy.
+    pub(super) inbox: Arc<Inbox>,
     /// The thread that tells the other ranks of a failure.
     telling: Mutex<Option<JoinHandle<()>>>,
     /// The threads that look for ranks.
@@ -76,7 +79,7 @@ impl NetTask {
         context: Box<dyn NetContext>,
         bootstrap: Arc<Bootstrap>,
         control: Arc<Control>,
-        flush: bool,
+        (flush, inbox): (bool, Arc<Inbox>),
         abort: &AbortFlag,
     ) -> Self {
         let ended = abort.child();
@@ -86,6 +89,7 @@ impl NetTask {
             bootstrap,
             control,
             flush,
+            inbox,
             links: Mutex::default(),
             begin: Instant::now(),
             listened: AtomicU64::new(0),
@@ -166,7 +170,8 @@ impl NetTask {
 
     /// The calling thread does not sweep any more. True: nobody does, and something is left for the proxy.
     pub fn leave(&self) -> bool {
-        self.helpers.fetch_sub(1, Ordering::AcqRel) == 1 && !self.is_over() && !self.is_drained()
+        let is_last = self.helpers.fetch_sub(1, Ordering::AcqRel) == 1;
+        is_last && !self.is_over() && !(self.is_drained() && self.are_puts_over())
     }
 
     /// From now on operations may be launched that the host does not see.
@@ -257,10 +262,11 @@ impl NetTask {
     /// The farewells of this rank: the peers, and the texts for them.
     fn farewells(&self) -> Vec<(u32, Vec<u8>)> {
         let mut links = self.lock();
-        let Links { sends, recvs, colls, drain, .. } = &mut *links;
+        let Links { sends, recvs, colls, puts, drain, .. } = &mut *links;
         drain.is_leaving = true;
         recvs.iter_mut().for_each(|link| link.end_at(link.come()));
         let ends = sends.iter().map(End::key).chain(recvs.iter().map(End::key));
+        let ends = ends.chain(puts.iter().map(End::key));
         let rails = colls.iter().flat_map(|l| l.ranks().to_vec());
         let peers: FxHashSet<u32> = ends.map(|key| key.peer).chain(rails).collect();
         let roster = self.bootstrap.roster();
@@ -269,6 +275,8 @@ impl NetTask {
         };
         let farewell = |peer: u32| {
             let sent = sends.iter().map(|link| (link.key(), link.sent()));
+            let put = puts.iter().filter(|end| end.key().send).map(|end| (end.key(), end.sent()));
+            let sent = sent.chain(put);
             let posted = recvs.iter().map(|link| (link.key(), link.posted()));
             (peer, drain::tell(sent.chain(posted).filter(|(key, _)| key.peer == peer)))
         };
@@ -287,14 +295,20 @@ impl NetTask {
         links.recvs.iter_mut().for_each(End::close);
         links.colls.iter_mut().for_each(End::close);
         (links.sends, links.recvs, links.colls) = (Vec::new(), Vec::new(), Vec::new());
+        links.end_puts(|_| true, None);
     }
 
     /// Moves all links on; those that fail are lost.
     fn carry(&self, links: &mut Links) -> bool {
-        let Links { sends, recvs, colls, trace, .. } = links;
+        let Links { sends, recvs, colls, puts, have_ended, trace, .. } = links;
         let around = self.around(trace);
         let mut lost = Vec::new();
-        let mut has_moved = links::carry_on(sends, &around, &mut lost);
+        for (key, error) in self.inbox.hand_out((puts, have_ended), &around) {
+            lost.push(Lost { key, error, since: Instant::now(), come: 0, is_unsent: false });
+        }
+        let mut has_moved = links::carry_on(puts, &around, &mut lost);
+        have_ended.extend(lost.iter().map(|lost| lost.key));
+        has_moved |= links::carry_on(sends, &around, &mut lost);
         has_moved |= links::carry_on(recvs, &around, &mut lost);
         has_moved |= links::carry_on(colls, &around, &mut lost);
         links.lost.extend(lost);
@@ -378,9 +392,11 @@ impl NetTask {
 
     /// Tells ranks that leave when all that they sent has come.
     fn thank(&self, links: &mut Links) {
-        let Links { recvs, lost, drain, .. } = links;
+        let Links { recvs, puts, lost, drain, .. } = links;
         let come = |key: ConnectionKey| {
             let open = recvs.iter().find(|link| link.key() == key).map(End::come);
+            let put = || puts.iter().find(|end| end.key() == key).map(End::come);
+            let open = open.or_else(put);
             let lost = || lost.iter().find(|lost| lost.key == key).map(|lost| lost.come);
             open.or_else(lost).unwrap_or(u64::MAX)
         };
@@ -474,7 +490,7 @@ impl NetTask {
         is_time
     }
 
-    fn lock(&self) -> MutexGuard<'_, Links> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Links> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -29,7 +29,7 @@ pub struct Teller {
 
 /// A rank that did not answer at once, and the thread that tells it.
 struct Late {
-    tags: Sender<u64>,
+    messages: Sender<(u64, Vec<u8>)>,
     thread: JoinHandle<()>,
 }
 
@@ -39,24 +39,25 @@ impl Teller {
         Self { bootstrap, over, late: Mutex::default(), failure: Arc::default() }
     }
 
-    /// Sends an empty message with this tag, now or as soon as the rank takes it.
+    /// Sends a short message with this tag, now or as soon as the rank takes it.
     ///
     /// # Errors
     /// As [`Bootstrap::send`], also those of earlier messages.
-    pub fn tell(&self, peer: u32, tag: u64) -> Result<()> {
+    pub fn tell(&self, peer: u32, tag: u64, bytes: &[u8]) -> Result<()> {
         if let Some(error) = self.failure.get() {
             return Err(error.clone());
         }
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
-        if late.get(&peer).is_some_and(|rank| rank.tags.send(tag).is_ok()) {
+        let message = || (tag, bytes.to_vec());
+        if late.get(&peer).is_some_and(|rank| rank.messages.send(message()).is_ok()) {
             return Ok(());
         }
         let wait = Wait::new(self.over.clone(), Some(AT_ONCE));
-        match self.bootstrap.send(peer, tag, &[], &wait) {
+        match self.bootstrap.send(peer, tag, bytes, &wait) {
             Err(error) if error.kind == ErrorKind::Timeout => {
-                let (tags, waiting) = channel();
-                let _ = tags.send(tag);
-                late.insert(peer, Late { tags, thread: self.begin(peer, waiting)? });
+                let (messages, waiting) = channel();
+                let _ = messages.send(message());
+                late.insert(peer, Late { messages, thread: self.begin(peer, waiting)? });
                 Ok(())
             }
             sent => sent,
@@ -64,11 +65,11 @@ impl Teller {
     }
 
     /// Starts the thread that tells a rank what waits.
-    fn begin(&self, peer: u32, waiting: Receiver<u64>) -> Result<JoinHandle<()>> {
+    fn begin(&self, peer: u32, waiting: Receiver<(u64, Vec<u8>)>) -> Result<JoinHandle<()>> {
         let (bootstrap, over, failure) = (self.bootstrap.clone(), self.over.clone(), self.failure.clone());
         let run = move || {
-            for tag in waiting {
-                match bootstrap.send(peer, tag, &[], &Wait::new(over.clone(), None)) {
+            for (tag, bytes) in waiting {
+                match bootstrap.send(peer, tag, &bytes, &Wait::new(over.clone(), None)) {
                     Ok(()) => {}
                     Err(error) if error.kind == ErrorKind::Aborted => return,
                     Err(error) => return drop(failure.set(error)),
@@ -82,8 +83,8 @@ impl Teller {
     /// Ends the threads, once the communicator is over.
     pub fn close(&self) {
         let late = std::mem::take(&mut *self.late.lock().unwrap_or_else(PoisonError::into_inner));
-        for Late { tags, thread } in late.into_values() {
-            drop(tags);
+        for Late { messages, thread } in late.into_values() {
+            drop(messages);
             let _ = thread.join();
         }
     }
