@@ -290,7 +290,11 @@ impl Roster {
     }
 
     fn blame(&self, fates: &BTreeMap<u32, Fate>, guilty: &[u32]) -> Option<Error> {
-        let first = *guilty.first()?;
+        // Who has failed and blames nobody may not have heard yet of one that has died.
+        let has_died = |rank: &&u32| {
+            matches!(fates.get(rank), Some(Fate { failed: None, gone: Some((End::Died(_), _)), .. }))
+        };
+        let first = *guilty.iter().find(has_died).or(guilty.first())?;
         let texts: Vec<String> = guilty.iter().take(4).map(|rank| self.sentence(fates, *rank)).collect();
         let more = guilty.len().saturating_sub(4);
         let tail = if more > 0 { format!(", and {more} more") } else { String::new() };
@@ -375,6 +379,18 @@ mod tests {
         let error = roster.verdict().unwrap();
         assert!(error.text.contains("rank 2 (process") && error.text.contains("has died 5"), "{error}");
         assert!(!error.text.contains("rank 1"), "{error}");
+    }
+
+    /// One whose connection to the dead rank failed has not heard of the death, since who passes news on was
+    /// stopped.
+    #[test]
+    fn who_died_is_blamed_before_who_failed_without_a_reason() {
+        let roster = roster(0);
+        roster.note(1, &failed(None), LONG);
+        assert_eq!(roster.verdict().unwrap().peer, Some(1));
+        roster.note(3, &died(), LONG);
+        let error = roster.verdict().unwrap();
+        assert!(error.peer == Some(3) && error.text.contains("rank 1"), "{error}");
     }
 
     /// Those who blame it do not come any more, so who waits for them is told by whom.

@@ -223,6 +223,16 @@ mod tests {
     use super::super::tests::{in_threads, patient, settings};
     use super::*;
 
+    /// The rank that an error of the parent communicator is about need not have a number here.
+    #[test]
+    fn an_error_about_a_rank_of_the_parent_looks_for_nobody() {
+        let id = UniqueId::create(&settings()).unwrap();
+        let join = |rank| Bootstrap::join(&[id], rank, 2, &settings(), &patient()).unwrap();
+        let world = in_threads(2, join);
+        let error = world[0].blame(Error::remote("rank 5 has died").with_peer(5));
+        assert_eq!((error.peer, &*error.text), (Some(5), "rank 5 has died"));
+    }
+
     /// The break of the only connection to a rank takes the sign of its end away, which others may look for.
     #[test]
     fn a_rank_that_left_is_missed_although_sending_to_it_has_failed() {

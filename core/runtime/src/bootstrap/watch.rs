@@ -261,7 +261,9 @@ impl Watch {
     /// Looks whether the rank that an error is about is there, if nobody has told of its end: the rank that
     /// passes news on may be stopped.
     fn look_for_the_cause(&self, error: &Error) {
-        let is_unknown = |peer: &u32| *peer != self.rank && !self.roster.has_gone(*peer);
+        // The error of a parent communicator may have ended a wait, with the number of a rank there.
+        let is_one = |peer: &u32| (*peer as usize) < self.roster.members().len();
+        let is_unknown = |peer: &u32| *peer != self.rank && is_one(peer) && !self.roster.has_gone(*peer);
         if let Some(peer) = error.peer.filter(is_unknown).filter(|_| error.kind != ErrorKind::Timeout) {
             self.look_for(peer, &Wait::new(self.is_over.clone(), Some(LOOK)));
         }

@@ -22,7 +22,7 @@ use super::drain;
 use super::end::{Around, ConnectionKey, End};
 use super::link::{RecvLink, SendLink};
 use super::links::{self, Links};
-use super::loss::{Lost, Told};
+use super::loss::{self, Lost, Told};
 use super::put_way::Inbox;
 use super::teller::Teller;
 use crate::bootstrap::{Bootstrap, Tag};
@@ -328,11 +328,14 @@ impl NetTask {
         while let Some((peer, text)) = self.bootstrap.take_any(Tag::EndLost.word()) {
             links.forget(peer, &text);
         }
-        if let Some((peer, text)) = self.bootstrap.take_any(Tag::NetFault.word()) {
+        if let Some((peer, words)) = self.bootstrap.take_any(Tag::NetFault.word()) {
             match links.lost.iter().find(|lost| lost.key.peer == peer && lost.is_cause()) {
                 // What the peer saw is that this rank's connection to it failed: the cause is here.
                 Some(lost) => self.fail(self.failure(lost)),
-                None => _ = links.told.get_or_insert_with(|| Told::new(peer, &text)),
+                None if links.told.is_none() => {
+                    links.told = Told::new(peer, &words, self.bootstrap.rank());
+                }
+                None => {}
             }
         }
     }
@@ -431,7 +434,7 @@ impl NetTask {
     /// rank waits for them.
     fn fail(&self, error: Error) {
         log::error(&error);
-        let text = error.text.clone();
+        let words = loss::tell(&error);
         if is_planted(Bug::UntoldFailure) {
             self.control.fail(error);
             return self.ended.raise();
@@ -446,13 +449,12 @@ impl NetTask {
         }
         let bootstrap = self.bootstrap.clone();
         let tell = move || {
-            let text = &text.as_bytes()[..text.len().min(1024)];
             let is_there = |peer: &u32| *peer != bootstrap.rank() && !bootstrap.roster().has_gone(*peer);
             for peer in (0..bootstrap.nranks()).filter(is_there) {
                 let _ = bootstrap.send(
                     peer,
                     Tag::NetFault.word(),
-                    text,
+                    &words,
                     &Wait::new(AbortFlag::new(), Some(TELL)),
                 );
             }
