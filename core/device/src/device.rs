@@ -33,6 +33,13 @@ pub enum MemoryOp {
         /// The address of the word.
         addr: u64,
     },
+    /// Waits until it has counted to `value` or further; it may wrap.
+    WaitFor {
+        /// The address of the word.
+        addr: u64,
+        /// The value that it has to have reached.
+        value: u32,
+    },
     /// Writes it, when everything before it on the stream can be seen.
     Write {
         /// The address of the word.
@@ -313,6 +320,10 @@ pub trait SharedMemory: Send + Sync {
     /// Maps a peer's heap for this device. `fd` is present when the peer lives in another process and
     /// exported one.
     fn import(&self, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory>;
+
+    /// The address by which this process reaches memory of kind [`HeapKind::Host`] that was allocated or mapped
+    /// here; None for memory of a device.
+    fn host_address(&self, memory: &Memory) -> Option<u64>;
 
     /// True if the memory of a heap, or of a peer's heap mapped here, can be taken from under its addresses.
     fn can_detach(&self, memory: &Memory) -> bool;

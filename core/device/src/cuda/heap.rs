@@ -323,6 +323,20 @@ fn import_remote(context: &Arc<Context>, token: &Token, fd: Option<OwnedFd>) -> 
     }
 }
 
+/// The address by which this process reaches host memory.
+pub fn host_address(memory: &Memory) -> Option<u64> {
+    let owner = &memory.owner;
+    if let Some(range) = owner.downcast_ref::<HostRange>() {
+        return Some(range.host_address());
+    }
+    let held = owner.downcast_ref::<Heap>().and_then(|heap| heap.held.as_ref().map(|held| &held.body));
+    let body = held.or_else(|| owner.downcast_ref::<Shared>().map(|shared| &shared.body))?;
+    match &body.made_of {
+        Made::Host(range) => Some(range.host_address()),
+        Made::Vmm(_) | Made::Legacy(_) => None,
+    }
+}
+
 /// True if the memory is VMM's: only that can be taken from under its addresses.
 pub fn can_detach(memory: &Memory) -> bool {
     mapping_of(memory).is_some()

@@ -350,6 +350,10 @@ impl SharedMemory for CudaDevice {
         heap::import(&self.context, token, fd, kind)
     }
 
+    fn host_address(&self, memory: &Memory) -> Option<u64> {
+        heap::host_address(memory)
+    }
+
     fn can_detach(&self, memory: &Memory) -> bool {
         heap::can_detach(memory)
     }

@@ -94,6 +94,11 @@ impl HostRange {
         device_pointer(context, self.addr)
     }
 
+    /// Address in this process.
+    pub fn host_address(&self) -> u64 {
+        self.addr as u64
+    }
+
     /// Length of the mapping.
     pub fn bytes(&self) -> u64 {
         self.bytes as u64

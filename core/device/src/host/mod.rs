@@ -354,6 +354,10 @@ impl SharedMemory for HostDevice {
             .ok_or_else(|| Error::remote("a peer of this process freed its heap during bring-up"))
     }
 
+    fn host_address(&self, memory: &Memory) -> Option<u64> {
+        Some(memory.addr)
+    }
+
     fn can_detach(&self, _memory: &Memory) -> bool {
         true
     }

@@ -12,6 +12,7 @@ use hawser_base::wait::Wait;
 use super::suspend::fail_with;
 use super::{Comm, State};
 use crate::comm_state::CommState;
+use crate::lsa::Registration;
 use crate::lsa::resources::{DevComm, Wanted};
 
 /// The ranks whose memory a rank's kernels load and store: neighbours.
@@ -59,8 +60,12 @@ impl Comm {
     ) -> Result<()> {
         let state = self.state()?;
         self.in_turn(move || {
-            let outcome = fail_with(&state, state.lsa.register(number, buffer, &wait(&state)));
-            then(outcome.and_then(|agreed| agreed))
+            let limits = state.rma.exposed().limits();
+            let registered = state.lsa.register(number, buffer, limits, &wait(&state));
+            then(fail_with(&state, registered).and_then(|registered| {
+                let Registration { handle, words, is_mapped } = registered;
+                state.share_words(words, is_mapped).and(handle)
+            }))
         })
     }
 
@@ -69,7 +74,9 @@ impl Comm {
     /// # Errors
     /// The driver refused.
     pub fn drop_window_for_kernels(&self, handle: u64) -> Result<bool> {
-        self.holder()?.map_or(Ok(false), |state| state.lsa.deregister(handle))
+        let Some(state) = self.holder()? else { return Ok(false) };
+        state.wait_for_streams_puts();
+        state.lsa.deregister(handle)
     }
 
     /// The address at which this rank's kernels find an offset of a window of a rank of the load-store team.

@@ -10,7 +10,8 @@
 //! | `reach` | buffers that other ranks use where they are, and why others are staged |
 //! | `inter_node` | the connections over the network that a launch needs |
 //! | `single_rank` | collectives of one rank, which are copies |
-//! | `one_sided`, `put_ways`, `stream_ops` | puts, signals and waits |
+//! | `one_sided`, `put_ways` | puts, signals and waits |
+//! | `stream_puts`, `stream_watch`, `stream_ops` | the same on streams of a GPU: by the stream, or by a thread |
 //! | `kernel_network` | transfers that kernels of the user ask for |
 //! | `sm_free` | the lines about copy engines |
 //! | `busy` | whether launches are under way |
@@ -33,6 +34,8 @@ mod settle;
 mod single_rank;
 pub mod sm_free;
 mod stream_ops;
+pub mod stream_puts;
+mod stream_watch;
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -60,6 +63,7 @@ use self::plan_cache::PlanCache;
 pub use self::reach::Reached;
 use self::sm_free::SmFree;
 use self::stream_ops::StreamOps;
+use self::stream_watch::StreamWatch;
 use crate::bootstrap::Bootstrap;
 use crate::classes;
 use crate::executor::copy_engine::events::CopyEvents;
@@ -145,6 +149,8 @@ pub struct CommState {
     pub with_windows: Option<Topology>,
     /// The thread for one-sided operations of a GPU, once there was one.
     pub stream_ops: OnceLock<Arc<StreamOps>>,
+    /// The watch over signals that streams wait for, once there was one.
+    pub stream_watch: OnceLock<Arc<StreamWatch>>,
     /// The thread for networks in kernels, once there was one.
     pub kernel_network: OnceLock<KernelNetwork>,
     /// True if each rank loads and stores the buffers of all others: they are in one process, whose devices

@@ -23,19 +23,20 @@ impl CommState {
             RmaOp::Signal { peer, put, signal } => {
                 self.put_and_signal(*peer, put.as_ref(), *signal).map_err(|error| self.bootstrap.blame(error))
             }
-            RmaOp::Wait(awaited) => self.rma.exposed().take(awaited, |one, missing, since| {
-                self.may_wait(one.peer, since, || self.sentence(one, missing))
-            }),
+            RmaOp::Wait(awaited) => self
+                .rma
+                .exposed()
+                .take(awaited, |one, missing, since| self.may_wait_for_signal(one, missing, since)),
         }
     }
 
     fn put_and_signal(&self, peer: u32, put: Option<&Put>, signal: Signal) -> Result<()> {
+        let wait = Wait::new(self.abort.clone(), env::settings().op_timeout);
         let Some(near) = self.rma.near(peer)? else {
-            let wait = Wait::new(self.abort.clone(), env::settings().op_timeout);
             if let Some(put) = put {
                 self.put_elsewhere(peer, put, &wait)?;
             }
-            return self.rma.send_signal(&self.bootstrap, peer, signal, &wait);
+            return self.rma.raise(&self.bootstrap, peer, signal, &wait);
         };
         if let Some(put) = put {
             let began = Instant::now();
@@ -51,7 +52,7 @@ impl CommState {
             near.leave_place();
             copied?;
         }
-        near.raise(self.rank, signal)
+        self.rma.raise(&self.bootstrap, peer, signal, &wait)
     }
 
     /// Copies into the window of a rank of this process, and waits for the end.
@@ -86,6 +87,11 @@ impl CommState {
                 .with_peer(peer));
         }
         self.bootstrap.roster().check(peer, since, false).map_err(|error| error.context(what()))
+    }
+
+    /// Fails if a wait for a signal may not go on, of which so many raises have been missing since a moment.
+    pub(super) fn may_wait_for_signal(&self, one: &Awaited, missing: u64, since: Instant) -> Result<()> {
+        self.may_wait(one.peer, since, || self.sentence(one, missing))
     }
 
     fn sentence(&self, one: &Awaited, missing: u64) -> String {

@@ -27,6 +27,9 @@ impl Drop for CommState {
         if let Some(ops) = self.stream_ops.get() {
             ops.close();
         }
+        if let Some(watch) = self.stream_watch.get() {
+            watch.close();
+        }
         if let Some(network) = self.kernel_network.get() {
             network.close();
         }
@@ -60,6 +63,9 @@ impl CommState {
             self.peer_memory.control.abort_if_failed();
             if let Some(copy_engines) = &self.copy_engines {
                 copy_engines.release();
+            }
+            if let Some(watch) = self.stream_watch.get() {
+                watch.release();
             }
             if self.peer_memory.control.is_aborted()
                 && aborted.get_or_insert_with(Instant::now).elapsed() > AFTER_ABORT
@@ -96,7 +102,7 @@ impl CommState {
         // The images of steps are the programs'.
         let programs = self.programs.get_mut().map(std::mem::take);
         let scratch = self.scratch.get_mut().map(std::mem::take);
-        let words = self.stream_ops.take();
+        let words = (self.stream_ops.take(), self.stream_watch.take(), self.rma.words());
         let windows = self.lsa.take_memory();
         (
             self.copy_engines.take(),

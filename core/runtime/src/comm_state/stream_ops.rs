@@ -38,6 +38,8 @@ struct State {
     /// Words that the thread has set for the last time, or nobody has used.
     spent: Vec<Word>,
     slabs: Vec<HostWords>,
+    /// Operations that are not over, but for those of graphs.
+    under_way: u32,
     is_closed: bool,
 }
 
@@ -99,6 +101,7 @@ impl StreamOps {
         is_captured: bool,
     ) -> Result<(Call, [MemoryOp; 2])> {
         let (word, ops): (_, Arc<[RmaOp]>) = (self.word(device)?, ops.into());
+        self.state().under_way += u32::from(!is_captured);
         let addr = word.addr;
         // A call that comes once keeps the words; those of graphs are never freed.
         let (weak, held) = (Arc::downgrade(self), (!is_captured).then(|| self.clone()));
@@ -111,6 +114,11 @@ impl StreamOps {
             }
         };
         Ok((Box::new(call), [MemoryOp::Wait { addr }, MemoryOp::Write { addr, value: 0 }]))
+    }
+
+    /// True if all operations so far are over, but for those of graphs.
+    pub fn is_idle(&self) -> bool {
+        self.state().under_way == 0
     }
 
     /// The communicator goes: what streams have come to, or still come to, is released.
@@ -192,6 +200,7 @@ fn set(state: &mut State, job: &Job) {
     unsafe { job.word.get() }.store(1, Ordering::Release);
     if !job.is_captured {
         state.spent.push(job.word);
+        state.under_way -= 1;
     }
 }
 
@@ -227,7 +236,7 @@ mod tests {
 
     /// The word that a stream waits for or writes.
     fn value(op: &MemoryOp) -> &'static AtomicU32 {
-        let (MemoryOp::Wait { addr } | MemoryOp::Write { addr, .. }) = *op;
+        let (MemoryOp::Wait { addr } | MemoryOp::WaitFor { addr, .. } | MemoryOp::Write { addr, .. }) = *op;
         // SAFETY: words of the test's `StreamOps` on the host device, where addresses are the host's.
         unsafe { &*(addr as *const AtomicU32) }
     }

@@ -3,7 +3,7 @@
 //! Each tells the others which pieces its buffer lies in, or why they cannot have it; then all map all rows,
 //! and tell each other how that went. So all decide alike: either everybody has the mapping or nobody.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
@@ -169,7 +169,7 @@ impl Exchange<'_> {
         let (own, descriptors) = offer(purpose, (addr, bytes), pieces);
         let shown = Shown::new(descriptors);
         let own = own.map(|offer| Offer { key: shown.key, ..offer });
-        let offers: Vec<OfferRecord> = self.swap(Tag::LsaOffer, &own)?;
+        let offers: Vec<OfferRecord> = self.offer(&own)?;
         let plan = match self.plan(&offers, purpose) {
             Ok(plan) => plan,
             Err(refusal) => return Ok(Err(refusal)),
@@ -186,7 +186,7 @@ impl Exchange<'_> {
             .as_ref()
             .map(|flat| Mapped { base: base(flat), is_lent: self.is_lent })
             .map_err(ToString::to_string);
-        let outcomes: Vec<OutcomeRecord> = self.swap(Tag::LsaOutcome, &outcome)?;
+        let outcomes: Vec<OutcomeRecord> = self.tell_outcome(&outcome)?;
         let flat = match flat {
             Ok(flat) => flat,
             Err(error) => return Ok(Err(error)),
@@ -201,6 +201,40 @@ impl Exchange<'_> {
         let is_lent = mapped.iter().all(|one| one.is_lent);
         let bases = if is_lent { mapped.iter().map(|one| one.base).collect() } else { Vec::new() };
         Ok(Ok(flat.map(|flat| Flat { bases, ..flat })))
+    }
+
+    /// Tells all ranks of the team what this one offers, and learns their offers.
+    ///
+    /// # Errors
+    /// Another rank did not answer, or not with a record.
+    pub fn offer<T: Serialize + for<'de> Deserialize<'de> + Clone>(&self, own: &T) -> Result<Vec<T>> {
+        self.swap(Tag::LsaOffer, own)
+    }
+
+    /// Tells all ranks of the team how it went on this one, and learns how on theirs.
+    ///
+    /// # Errors
+    /// As [`Exchange::offer`].
+    pub fn tell_outcome<T: Serialize + for<'de> Deserialize<'de> + Clone>(&self, own: &T) -> Result<Vec<T>> {
+        self.swap(Tag::LsaOutcome, own)
+    }
+
+    /// Passes a descriptor to a rank of the team in another process.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn send_descriptor(&self, peer: u32, descriptor: BorrowedFd<'_>) -> Result<()> {
+        let tag = Tag::LsaOffer.on_lane(self.number);
+        self.bootstrap.send_fd(self.team.first + peer, tag, descriptor, self.wait)
+    }
+
+    /// The next descriptor that a rank of the team in another process has passed.
+    ///
+    /// # Errors
+    /// It did not come.
+    pub fn receive_descriptor(&self, peer: u32) -> Result<OwnedFd> {
+        let tag = Tag::LsaOffer.on_lane(self.number);
+        self.bootstrap.recv_fd(self.team.first + peer, tag, self.wait)
     }
 
     /// Tells all ranks of the team something, and learns it of theirs.
@@ -249,10 +283,9 @@ impl Exchange<'_> {
 
     /// The descriptors of all ranks' pieces; those of this rank among them.
     fn pass_descriptors(&self, plan: &Plan, own: &Arc<Vec<OwnedFd>>) -> Result<Vec<Arc<Vec<OwnedFd>>>> {
-        let tag = Tag::LsaOffer.on_lane(self.number);
         for peer in self.team.others().filter(|peer| self.team.is_elsewhere[*peer as usize]) {
             for descriptor in own.iter() {
-                self.bootstrap.send_fd(self.team.first + peer, tag, descriptor.as_fd(), self.wait)?;
+                self.send_descriptor(peer, descriptor.as_fd())?;
             }
         }
         let mut all = Vec::with_capacity(plan.offers.len());
@@ -260,7 +293,7 @@ impl Exchange<'_> {
             all.push(if rank == self.team.rank {
                 own.clone()
             } else if self.team.is_elsewhere[rank as usize] {
-                let take = |_: &u64| self.bootstrap.recv_fd(self.team.first + rank, tag, self.wait);
+                let take = |_: &u64| self.receive_descriptor(rank);
                 Arc::new(offer.pieces.iter().map(take).collect::<Result<Vec<_>>>()?)
             } else {
                 let found = in_process().get(&offer.key).cloned();

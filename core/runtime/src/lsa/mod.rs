@@ -9,6 +9,7 @@
 mod exchange;
 pub mod layout;
 pub mod resources;
+mod signal_words;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -23,7 +24,7 @@ use self::exchange::{Exchange, Flat, Purpose};
 use self::layout::{NEXT_PART, STRIDE_UNIT, TABLE_ENTRIES, TableEntry, TablePart, WindowImage};
 use crate::bootstrap::Bootstrap;
 use crate::gin::Network;
-use crate::rma::RESOURCES;
+use crate::rma::{Limits, RESOURCES, SignalWords};
 use crate::transport::{PeerMemory, bytes_of};
 
 pub use self::exchange::Team;
@@ -40,7 +41,19 @@ pub struct Lsa {
     /// Some window is lent by all ranks.
     has_lent: AtomicBool,
     exchanges: AtomicU32,
+    /// The ranks of the team have tried to share the words of signals.
+    has_tried_words: AtomicBool,
     state: Mutex<State>,
+}
+
+/// The outcome of a registration.
+pub struct Registration {
+    /// The handle of the window; none where it is one of the host alone.
+    pub handle: Result<Option<u64>>,
+    /// The words of signals, if the ranks of the team share them from now on.
+    pub words: Option<SignalWords>,
+    /// All ranks of the team have it mapped.
+    pub is_mapped: bool,
 }
 
 #[derive(Default)]
@@ -122,8 +135,9 @@ impl Lsa {
         is_lent: bool,
     ) -> Self {
         let (device, bootstrap) = (device.clone(), bootstrap.clone());
-        let (has_lent, exchanges) = (AtomicBool::new(false), AtomicU32::new(0));
-        Self { team, device, bootstrap, missing, is_lent, has_lent, exchanges, state: Mutex::default() }
+        let [has_lent, has_tried_words] = [false; 2].map(AtomicBool::new);
+        let (exchanges, state) = (AtomicU32::new(0), Mutex::default());
+        Self { team, device, bootstrap, missing, is_lent, has_lent, exchanges, has_tried_words, state }
     }
 
     /// The reason why kernels cannot have windows, if so.
@@ -136,18 +150,20 @@ impl Lsa {
         &self.team
     }
 
-    /// Makes a window that kernels can use of a symmetric window of the user with this number, and answers
-    /// its handle; none if some rank's memory does not allow it. Collective.
+    /// Makes a window that kernels can use of a symmetric window of the user with this number; none if some
+    /// rank's memory does not allow it. With the first one that all ranks of the team have mapped, they share
+    /// the words of signals. Collective.
     ///
     /// # Errors
-    /// Of the outer result: another rank did not answer. Of the inner one, on all ranks alike: the memory
-    /// does not allow it, and kernels wait for it, or mapping failed on some rank.
+    /// Another rank did not answer. The error of the handle is, on all ranks alike: the memory does not allow
+    /// it, and kernels wait for it, or mapping failed on some rank.
     pub fn register(
         &self,
         number: u64,
         (addr, bytes): (u64, u64),
+        limits: Limits,
         wait: &Wait,
-    ) -> Result<Result<Option<u64>>> {
+    ) -> Result<Registration> {
         let room = self.room();
         let made = match self.team.ranks() {
             1 => room.map(|room| (None, room)),
@@ -159,13 +175,17 @@ impl Lsa {
                 flat.and_then(|flat| Ok((flat, room?)))
             }
         };
-        Ok(match made {
+        let is_mapped = made.is_ok();
+        let is_first = is_mapped && self.team.ranks() > 1 && !self.has_tried_words.swap(true, Ordering::AcqRel);
+        let words = if is_first { self.share_signal_words(limits, wait)? } else { None };
+        let handle = match made {
             Ok((flat, image)) => {
                 let window = Window { image, flat, held: None, network: None, number, addr, bytes };
                 self.enter(window).map(|(handle, ..)| Some(handle))
             }
             Err(error) => self.keep_on_host(error),
-        })
+        };
+        Ok(Registration { handle, words, is_mapped })
     }
 
     /// Memory for the struct of a window, and a free entry of the table. Taken before ranks agree, so that

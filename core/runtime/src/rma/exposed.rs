@@ -11,11 +11,14 @@ use rustc_hash::FxHashMap;
 
 use hawser_base::error::{Error, Result};
 use hawser_base::log;
+use hawser_base::wait::{Backoff, LONGEST_PAUSE};
 use hawser_device::{Device, OwnedStream};
 
 use super::board::{Board, Boards};
+use super::counters::Counters;
 use super::message::{Header, Piece, Sums};
 use super::window::Window;
+use super::words::{SignalWord, SignalWords};
 use super::{Awaited, Fetch, Limits, RESOURCES, Signal};
 use crate::planted::{Bug, is_planted};
 use crate::transport::control::Control;
@@ -53,7 +56,7 @@ struct State {
     made: u64,
     /// Networks in kernels.
     boards: Boards,
-    counters: FxHashMap<(u32, Signal), Counter>,
+    counters: Counters,
     /// By rank: places of pieces of its puts that come over the net.
     coming: FxHashMap<u32, Vec<(u64, u64)>>,
     /// Messages for windows that are not registered yet or behind pieces that come over the net, with their
@@ -64,15 +67,6 @@ struct State {
     writers: u32,
     /// The rank has aborted: its windows are the program's.
     is_closed: bool,
-}
-
-/// A signal of one rank.
-#[derive(Default, Clone, Copy)]
-struct Counter {
-    /// The number of raises so far.
-    raised: u64,
-    /// The number of raises that waits have taken, or will take.
-    taken: u64,
 }
 
 /// A window as its number finds it.
@@ -284,16 +278,12 @@ impl Exposed {
         may_wait: impl Fn(&Awaited, u64, Instant) -> Result<()>,
     ) -> Result<()> {
         let mut state = self.state();
-        let mut targets = Vec::with_capacity(awaited.len());
-        for one in awaited {
-            let counter = state.counters.entry((one.peer, one.signal)).or_default();
-            counter.taken += one.count;
-            targets.push((one, counter.taken));
-        }
+        let targets: Vec<_> = awaited.iter().map(|one| (one, state.counters.take(one))).collect();
         for (one, target) in targets {
-            let (mut seen, mut since) = (0, Instant::now());
+            let (mut seen, mut since, mut backoff) = (0, Instant::now(), Backoff::new());
             loop {
-                let raised = state.counters.get(&(one.peer, one.signal)).map_or(0, |counter| counter.raised);
+                let has_word = state.counters.has_words_of(one.peer);
+                let raised = state.counters.raised(one.peer, one.signal);
                 if raised >= target {
                     break;
                 }
@@ -302,14 +292,36 @@ impl Exposed {
                 }
                 drop(state);
                 may_wait(one, target - raised, since)?;
+                // Nobody tells of words that change.
+                if has_word {
+                    backoff.rest(LONGEST_PAUSE);
+                }
                 state = self.state();
-                let now = state.counters.get(&(one.peer, one.signal)).map_or(0, |counter| counter.raised);
-                if now == raised {
+                if !has_word && state.counters.raised(one.peer, one.signal) == raised {
                     state = self.rest(state);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Gives a wait of a stream its share. Answers the word to wait for and the number there, or None where
+    /// the rank's words are not shared.
+    pub fn take_on_stream(&self, one: &Awaited) -> Option<(SignalWord, u32)> {
+        let mut state = self.state();
+        let word = state.counters.word(one.peer, one.signal)?;
+        Some((word, state.counters.take(one) as u32))
+    }
+
+    /// From now on the ranks of the team raise these words.
+    pub fn share_words(&self, words: Arc<SignalWords>) {
+        self.state().counters.share(self.rank, words);
+        self.changed.notify_all();
+    }
+
+    /// A word of this rank has changed.
+    pub fn wake(&self) {
+        self.changed.notify_all();
     }
 
     /// Carries out a message of rank `from`. What cannot be carried out ends the communicator on this rank:
@@ -348,6 +360,7 @@ impl Exposed {
         match (header, bytes) {
             (Header::Come(_), _) => {}
             (Header::Raise(signal), _) => self.count(state, from, signal)?,
+            (Header::Count(signal), _) => state.counters.count(from, signal),
             (Header::Put { window: number, offset }, bytes) => {
                 let Found::Here(window) = self.find(state, number)? else { return Ok(false) };
                 let addr = self.within(&window, number, offset, bytes.len() as u64)?;
@@ -401,10 +414,10 @@ impl Exposed {
             );
             return Err(Error::remote(text).remedy("set numRmaSig and numRmaCtx alike on all ranks"));
         }
-        if is_planted(Bug::LostSignal) && state.counters.get(&(from, signal)).is_some_and(|c| c.raised == 1) {
+        if is_planted(Bug::LostSignal) && state.counters.raised(from, signal) == 1 {
             return Ok(());
         }
-        state.counters.entry((from, signal)).or_default().raised += 1;
+        state.counters.tell(from, signal);
         Ok(())
     }
 

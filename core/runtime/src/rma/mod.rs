@@ -15,11 +15,14 @@
 //! takes no part. ADR 22 says why, and what would be faster.
 
 mod board;
+mod counters;
 mod exposed;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod message;
+mod raises;
 mod window;
+mod words;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -34,7 +37,10 @@ use hawser_device::Device;
 pub use self::board::Board;
 pub use self::exposed::Exposed;
 pub use self::message::{Header, Piece, Sums};
+pub use self::raises::{Manner, Raise};
+use self::raises::Raises;
 pub use self::window::Window;
+pub use self::words::{SignalWord, SignalWords};
 use crate::bootstrap::{Bootstrap, Tag};
 use crate::transport::control::Control;
 use crate::transport::net::Inbox;
@@ -130,6 +136,7 @@ pub struct Rma {
     exposed: Arc<Exposed>,
     /// By rank: whether it is in this process.
     is_near: Vec<bool>,
+    raises: Mutex<Raises>,
 }
 
 /// The ranks of this process, by communicator and number.
@@ -162,7 +169,7 @@ impl Rma {
             }
         });
         lock(&NEAR)?.insert((comm_id, rank), Arc::downgrade(&exposed));
-        Ok(Self { comm_id, rank, exposed, is_near })
+        Ok(Self { comm_id, rank, exposed, is_near, raises: Mutex::default() })
     }
 
     /// The windows and counters of this rank.
@@ -236,13 +243,66 @@ impl Rma {
         Ok(())
     }
 
-    /// Raises a signal at a rank elsewhere, behind what was put there.
+    /// Raises a signal, behind what was put there.
     ///
     /// # Errors
-    /// As [`Bootstrap::send`].
-    pub fn send_signal(&self, bootstrap: &Bootstrap, peer: u32, signal: Signal, wait: &Wait) -> Result<()> {
-        let message = Header::Raise(signal).message(0, self.exposed.sums(), |_| Ok(()))?;
-        bootstrap.send(peer, Tag::OneSided.word(), &message, wait)
+    /// As [`Bootstrap::send`] and [`Rma::near`].
+    pub fn raise(&self, bootstrap: &Bootstrap, peer: u32, signal: Signal, wait: &Wait) -> Result<()> {
+        let near = self.near(peer)?;
+        let raise = lock(&self.raises)?.now(peer, signal, near.is_none());
+        match (raise, near) {
+            (Raise::Count(word) | Raise::Write(word, _), near) => {
+                word.count();
+                near.iter().for_each(|near| near.wake());
+                Ok(())
+            }
+            (Raise::Tell(_), Some(near)) => near.raise(self.rank, signal),
+            (Raise::Tell(header), None) => self.tell(bootstrap, (peer, &header), wait),
+        }
+    }
+
+    /// From now on signals between the ranks of a team are raised in these words, in this manner or a later
+    /// one.
+    ///
+    /// # Errors
+    /// A thread panicked while it raised a signal.
+    pub fn share_words(&self, words: SignalWords, manner: Manner) -> Result<()> {
+        let words = Arc::new(words);
+        let mut raises = lock(&self.raises)?;
+        raises.change(manner);
+        raises.share(self.rank, words.clone());
+        self.exposed.share_words(words);
+        Ok(())
+    }
+
+    /// The words that are shared, if they are; they live as long as the answer.
+    pub fn words(&self) -> Option<Arc<SignalWords>> {
+        self.raises.lock().ok()?.words()
+    }
+
+    /// The manner in which signals are raised at a rank whose words are shared, and its at this one; None for
+    /// others.
+    ///
+    /// # Errors
+    /// As [`Rma::share_words`].
+    pub fn manner(&self, peer: u32) -> Result<Option<Manner>> {
+        lock(&self.raises).map(|raises| raises.manner(peer))
+    }
+
+    /// Signals are raised in this manner from now on, or a later one.
+    ///
+    /// # Errors
+    /// As [`Rma::share_words`].
+    pub fn change_manner(&self, manner: Manner) -> Result<()> {
+        lock(&self.raises).map(|mut raises| raises.change(manner))
+    }
+
+    /// A raise that a stream is to carry out; None where the thread of the communicator has to.
+    ///
+    /// # Errors
+    /// As [`Rma::share_words`].
+    pub fn raise_on_stream(&self, peer: u32, signal: Signal) -> Result<Option<Raise>> {
+        lock(&self.raises).map(|mut raises| raises.on_stream(peer, signal))
     }
 }
 

@@ -215,6 +215,7 @@ impl Own<'_> {
             lsa,
             with_windows,
             stream_ops: Default::default(),
+            stream_watch: Default::default(),
             kernel_network: Default::default(),
             is_load_store,
             times,
