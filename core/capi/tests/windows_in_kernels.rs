@@ -7,7 +7,7 @@ mod support;
 mod on_the_stand_in {
     use std::ptr::null;
 
-    use hawser_device::cuda::fake::with_fake_kernels;
+    use hawser_device::cuda::fake::{fake, with_fake_kernels};
 
     use crate::support::*;
 
@@ -73,6 +73,53 @@ mod on_the_stand_in {
             buffers.into_iter().for_each(|buffer| ok(ncclMemFree(buffer)));
             ncclResetDebugInit();
             hawser_base::log::set_last_error("");
+        });
+    }
+
+    /// Ranks that have each other's windows mapped put by copies of the stream, which writes numbers into words
+    /// and waits for such: no thread takes part. The stand-in's streams do not wait.
+    #[test]
+    fn streams_put_and_wait_by_themselves() {
+        let name = "streams_put_and_wait_by_themselves";
+        with_fake_kernels(module_path!(), name, &ENV, || {
+            let comms = several(2);
+            let buffers: Vec<Ptr> = comms.iter().map(|_| allocated()).collect();
+            let wait = |count| {
+                let awaited = [count, 0, 0, 0];
+                ncclWaitSignal(1, awaited.as_ptr().cast(), comms[1], null())
+            };
+            let windows = register(&comms, &buffers, 1);
+            let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+            let put = |from: usize, to: i32, offset: usize| {
+                let comm = comms[from];
+                ncclPutSignal(buffers[from], 100, 1, to, windows[from], offset, 0, 0, 0, comm, null())
+            };
+            let set = |at: Ptr, value: u8| {
+                // SAFETY: memory of this process with so many bytes.
+                unsafe { at.cast_mut().cast::<u8>().write_bytes(value, 100) };
+            };
+            let waits = fake("fake_value_waits");
+            for (round, value) in (0..3).zip(1u8..) {
+                set(buffers[0], value);
+                ok(put(0, 1, 200 + 100 * round));
+                assert_eq!(word::<[u8; 100]>(buffers[1], 200 + 100 * round), [value; 100]);
+            }
+            set(buffers[1], 77);
+            ok(put(1, 1, 4096));
+            assert_eq!(word::<[u8; 100]>(buffers[1], 4096), [77; 100], "into a window of one's own");
+            let before = threads();
+            ok(wait(2));
+            ok(wait(1));
+            assert_eq!(fake("fake_value_waits") - waits, 2);
+            assert_eq!(threads(), before);
+            // The watch ends a communicator whose wait is aborted.
+            ok(wait(1));
+            ok(ncclCommRevoke(comms[1], 0));
+            for comm in comms {
+                ok(ncclCommAbort(comm));
+            }
+            buffers.into_iter().for_each(|buffer| ok(ncclMemFree(buffer)));
+            ncclResetDebugInit();
         });
     }
 
