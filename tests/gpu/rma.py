@@ -5,8 +5,10 @@
 what a stream does behind a wait sees what was put. `counters`: signals and contexts count for themselves.
 `graph`: puts and waits in a graph that is replayed with new data, between calls outside of it. `revoke` and
 `kill`: what ends a wait. These have a process for each rank, as ranks of one host and of a host each;
-`thread` has all ranks in one thread. The ranks share the GPUs that there are. Prints a line for each; the
-exit code is 1 if anything was wrong. Needs a GPU, no framework.
+`thread` has all ranks in one thread. All with windows of memory that other processes can map (`ncclMemAlloc`),
+where streams put by themselves, and of memory that they cannot (`cudaMalloc`); `mixed` has one of each. The
+ranks share the GPUs that there are. Prints a line for each; the exit code is 1 if anything was wrong. Needs a
+GPU, no framework.
 """
 
 import array
@@ -25,6 +27,7 @@ from deaths import SIZE, Failed, P, Rank, UniqueId
 from processes import PLACES, ended_badly, has_gpu, said
 
 PHASES = ["put", "order", "counters", "graph", "revoke", "kill"]
+MEMORY = ["ncclMemAlloc", "cudaMalloc", "mixed"]
 SIGNALS, CONTEXTS = 3, 2
 UINT32, SYMMETRIC, UNSET = 3, 1, -(1 << 31)
 # Elements: nothing, little, odd, more than a message of the control connection holds.
@@ -42,23 +45,25 @@ def main():
     bad = 0
     for phase in PHASES + ["thread"] if options.only is None else [options.only]:
         for place in PLACES if phase != "thread" else ["one process"]:
-            wrong = carry_out(options, phase, place)
-            print(f"{phase:9} {place:20} {wrong or 'ok'}", flush=True)
-            bad += wrong is not None
+            for memory in [options.memory] if options.memory else MEMORY:
+                wrong = carry_out(options, phase, place, memory)
+                print(f"{phase:9} {place:20} {memory:12} {wrong or 'ok'}", flush=True)
+                bad += wrong is not None
     return 1 if bad else 0
 
 
 def parsed():
     parser = processes.parser(__doc__)
     parser.add_argument("--only", choices=[*PHASES, "thread"])
+    parser.add_argument("--memory", choices=MEMORY)
     return parser.parse_args()
 
 
-def carry_out(options, phase, place):
+def carry_out(options, phase, place, memory):
     """What is wrong, or None."""
     count = 1 if phase == "thread" else options.ranks
     with tempfile.TemporaryDirectory() as folder:
-        words = [str(options.ranks)]
+        words = [str(options.ranks), "--memory", memory]
         ranks = [processes.start(options, rank, phase, folder, place, words) for rank in range(count)]
         try:
             victim = count - 1 if phase == "kill" else -1
@@ -121,6 +126,15 @@ class Putter(Rank):
         lib.ncclCommInitRank = lambda comm, ranks, identity, rank: lib.ncclCommInitRankConfig(
             comm, ranks, identity, rank, config()
         )
+
+    def open_gpu(self):
+        super().open_gpu()
+        kinds = {"ncclMemAlloc": 2, "cudaMalloc": 0, "mixed": 1}
+        for at in range(kinds[self.options.memory]):
+            self.cuda("cuMemFree_v2", ctypes.c_uint64(self.memory[at]))
+            address = P()
+            self.check(self.nccl.ncclMemAlloc(ctypes.byref(address), SIZE(64 << 20)))
+            self.memory[at] = address.value
 
     def register(self):
         self.windows = []
