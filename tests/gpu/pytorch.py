@@ -110,12 +110,10 @@ def of_rank():
         torch.cuda.synchronize()
         dist.barrier()
         if parts.rank == 0:
-            print(
-                f"losses of {part}: {' '.join(f'{loss:.7g}' for loss in losses)}"
-                if losses
-                else f"right: {part}",
-                flush=True,
-            )
+            numbers = " ".join(f"{loss:.7g}" for loss in losses or [])
+            # In one piece, since other ranks write too.
+            sys.stdout.write(f"losses of {part}: {numbers}\n" if losses else f"right: {part}\n")
+            sys.stdout.flush()
     dist.destroy_process_group()
     if parts.rank == 0:
         print("all parts are through", flush=True)

@@ -249,15 +249,23 @@ class Windowed(Rank):
         data = self.bytes_of(self.rank, number, size)
         self.cuda("cuMemcpyHtoD_v2", ctypes.c_uint64(self.buffers[0] + send_at), data, SIZE(size))
         for memory in (self.buffers[1], self.memory[1]):
-            self.cuda("cuMemsetD32_v2", ctypes.c_uint64(memory), ctypes.c_uint(0x5A5A5A5A), SIZE(WINDOW // 4))
+            # On the stream of the calls: others do not wait for it.
+            what = (ctypes.c_uint64(memory), ctypes.c_uint(0x5A5A5A5A), SIZE(WINDOW // 4), self.stream)
+            self.cuda("cuMemsetD32Async", *what)
         recv = exchange(message)
         self.settle()
         before = recv % 4096
         host = ctypes.create_string_buffer(before + size + 64)
         self.cuda("cuMemcpyDtoH_v2", host, ctypes.c_uint64(recv - before), SIZE(len(host.raw)))
         wanted = self.bytes_of((self.rank - 1) % self.options.ranks, number, size)
-        if host.raw != b"Z" * before + wanted + b"Z" * 64:
-            raise Failed(f"message {message} brought something else")
+        whole = b"Z" * before + wanted + b"Z" * 64
+        if host.raw != whole:
+            wrong = [at for at in range(len(whole)) if host.raw[at] != whole[at]]
+            there = host.raw[wrong[0] : wrong[0] + 16].hex()
+            raise Failed(
+                f"message {message} brought something else: {len(wrong)} bytes from {wrong[0] - before} to "
+                f"{wrong[-1] - before}, {there} instead of {whole[wrong[0] : wrong[0] + 16].hex()} first"
+            )
 
     def messages(self):
         for number, message in enumerate(MESSAGES * 2):
