@@ -1,6 +1,6 @@
 //! Settings that steer the choice. Equal on all ranks: their digest is compared at init.
 
-use hawser_types::{Algorithm, Collective, Digest, Executor, Handle, PlanError, Result, Route, Routes};
+use hawser_types::{Algorithm, Collective, DeviceKind, Digest, Executor, Handle, PlanError, Result, Route, Routes};
 
 /// Settings of the planner, from `NCCL_*` variables and `ncclConfig_t`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,6 +44,10 @@ pub struct PlanConfig {
     pub late_parts: bool,
 }
 
+/// The lanes that a communicator has at least: programs have up to this many channels, each on a lane of its
+/// own.
+pub const MIN_LANES: u32 = 8;
+
 /// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message.
 /// Measured over TCP, 128 KiB reach a third of what this does.
 pub const NET_SLOT_BYTES: u32 = 512 << 10;
@@ -76,6 +80,22 @@ impl Default for PlanConfig {
 }
 
 impl PlanConfig {
+    /// The settings for ranks on such devices, unless the user says otherwise.
+    pub fn for_device(device: DeviceKind) -> Self {
+        match device {
+            DeviceKind::Host => Self { slot_bytes: [0, 0, 32 << 10], lanes: MIN_LANES, ..Self::default() },
+            DeviceKind::Cuda { .. } => Self::default(),
+        }
+    }
+
+    /// Makes the slots of Simple smaller where copy engines carry what is large, whose staging takes memory of
+    /// the GPU.
+    pub fn leave_room_for_staging(&mut self, device: DeviceKind) {
+        if device != DeviceKind::Host {
+            self.slot_bytes[2] /= 2;
+        }
+    }
+
     /// Reads `NCCL_ALGO`: `list` or `list;function:list;…`; a list may begin with `^` (all but these).
     /// Any case. A list without a function holds for the five collectives that NCCL tunes (broadcast, reduce,
     /// all-gather, reduce-scatter, all-reduce). NCCL's other algorithms (NVLS, NVLSTree) are known words that

@@ -45,6 +45,12 @@ pub struct Topology {
 pub const QUEUES: u32 = 8;
 
 impl Topology {
+    /// True if ranks may read the words of LL while the network still writes them: GPUs, whose words carry their
+    /// own flags.
+    pub fn reads_words_as_they_arrive(&self) -> bool {
+        self.device != DeviceKind::Host
+    }
+
     /// A topology of these ranks, without a network, with the built-in constants.
     pub fn new(ranks: Vec<RankInfo>, device: DeviceKind, link: Link) -> Self {
         let constants = Constants::builtin(device, link);

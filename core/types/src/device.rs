@@ -25,6 +25,19 @@ impl fmt::Display for DeviceKind {
 }
 
 impl DeviceKind {
+    /// Ten times major plus minor of a GPU's compute capability; 0 for the CPU.
+    pub fn sm(self) -> u32 {
+        match self {
+            Self::Host => 0,
+            Self::Cuda { sm } => sm,
+        }
+    }
+
+    /// Inverse of [`DeviceKind::sm`].
+    pub fn from_sm(sm: u32) -> Self {
+        if sm == 0 { Self::Host } else { Self::Cuda { sm } }
+    }
+
     /// Inverse of `to_string`.
     pub fn from_name(name: &str) -> Option<Self> {
         match name.strip_prefix("cuda:") {

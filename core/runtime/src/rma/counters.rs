@@ -110,7 +110,7 @@ mod tests {
         assert_eq!((counters.raised(1, signal), counters.take(&one(2))), (3, 3));
         // Words wrap, and what was counted goes on.
         word.store(u32::MAX);
-        assert_eq!(counters.raised(1, signal), u32::MAX.into());
+        assert_eq!(counters.raised(1, signal), u64::from(u32::MAX));
         word.count();
         word.count();
         assert_eq!(counters.raised(1, signal), u64::from(u32::MAX) + 2);

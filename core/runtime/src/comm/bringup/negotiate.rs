@@ -13,7 +13,7 @@ use hawser_device::pool::GRANULARITY;
 use hawser_device::{Device, HeapKind, size_text};
 use hawser_kernels_abi::MAX_BLOCKS;
 use hawser_oob::wire::Wire;
-use hawser_plan::config::{NET_LL_BYTES, NET_SLOT_BYTES};
+use hawser_plan::config::{MIN_LANES, NET_LL_BYTES, NET_SLOT_BYTES};
 use hawser_plan::executor::fused;
 use hawser_plan::executor::fused::zero_copy;
 use hawser_plan::layout::HeapLayout;
@@ -39,10 +39,6 @@ const HEAP_BUDGET: u64 = 71 << 20;
 const SM_FREE_HEAP_BUDGET: u64 = 31 << 20;
 /// The same where slots cross a network: eight lanes for eight ranks of a host, and as many for messages.
 const NET_HEAP_BUDGET: u64 = 193 << 20;
-
-/// The lanes that a communicator has at least: programs have up to this many channels, each on a lane of its
-/// own.
-const MIN_LANES: u32 = 8;
 
 /// The result of the negotiation.
 pub struct Decided {
@@ -361,7 +357,7 @@ fn take_net(
 fn limit_to_network(plan_config: &mut PlanConfig, topology: &Topology, wire: Wire) {
     let settings = env::settings();
     let simple = if settings.buffsize.is_some() { plan_config.slot_bytes[2] } else { NET_SLOT_BYTES };
-    let carries_ll = topology.device != DeviceKind::Host && !wire.is_sealed() && !settings.checksum;
+    let carries_ll = topology.reads_words_as_they_arrive() && !wire.is_sealed() && !settings.checksum;
     plan_config.slot_bytes = [if carries_ll { NET_LL_BYTES } else { 0 }, 0, simple];
     plan_config.slot_lead = if settings.checksum { net::LEAD } else { 0 };
     plan_config.depth = plan_config.depth.min(net::MOST_SLOTS);
@@ -369,18 +365,14 @@ fn limit_to_network(plan_config: &mut PlanConfig, topology: &Topology, wire: Wir
 
 /// Settings of the planner, before anything is known of the other ranks.
 fn plan_config(device: DeviceKind, settings: &Settings, config: &Config) -> Result<PlanConfig> {
-    let mut plan_config = PlanConfig::default();
-    if device == DeviceKind::Host {
-        plan_config.slot_bytes = [0, 0, 32 << 10];
-        plan_config.lanes = MIN_LANES;
-    }
+    let mut plan_config = PlanConfig::for_device(device);
     if let Some(bytes) = settings.buffsize {
         let slot = (bytes / u64::from(plan_config.depth)).clamp(512, 4 << 20) & !511;
         plan_config.slot_bytes[2] = slot as u32;
     }
     (plan_config.pass_sm, plan_config.staging_bytes) = (pass_sm(settings, config)?, settings.staging_bytes);
-    if plan_config.pass_sm > 0 && settings.buffsize.is_none() && device != DeviceKind::Host {
-        plan_config.slot_bytes[2] /= 2;
+    if plan_config.pass_sm > 0 && settings.buffsize.is_none() {
+        plan_config.leave_room_for_staging(device);
     }
     plan_config.reducing_ctas = settings.reducing_ctas.unwrap_or(plan_config.reducing_ctas);
     plan_config.fuse = settings.fuse;

@@ -61,10 +61,7 @@ impl PeerInfo {
             host: host_identity(host.or(settings.host_id.as_deref())),
             device: caps.id.clone(),
             peers: caps.peers.clone(),
-            sm: match caps.kind {
-                DeviceKind::Host => 0,
-                DeviceKind::Cuda { sm } => sm,
-            },
+            sm: caps.kind.sm(),
             multiprocessors: caps.multiprocessors,
             queues: caps.queues,
             nvlink: caps.nvlink,
@@ -205,15 +202,12 @@ fn check_duplicates(peer_infos: &[PeerInfo], allowed: bool) -> Result<()> {
 fn links(peer_infos: &[PeerInfo]) -> (DeviceKind, Link, Option<HeapKind>) {
     let sm = peer_infos.iter().map(|c| c.sm).min().unwrap_or(0);
     let shm = peer_infos.iter().all(|c| c.shm);
-    if sm == 0 {
-        return (DeviceKind::Host, Link::HostMemory, shm.then_some(HeapKind::Host));
-    }
-    let device = DeviceKind::Cuda { sm };
+    let device = DeviceKind::from_sm(sm);
     let mut hosts: FxHashMap<&str, Vec<&PeerInfo>> = FxHashMap::default();
     peer_infos.iter().for_each(|peer_info| hosts.entry(&peer_info.host).or_default().push(peer_info));
     let reaches = |a: &PeerInfo, b: &PeerInfo| a.device == b.device || a.peers.contains(&b.device);
     let all_reach = hosts.values().all(|near| near.iter().all(|a| near.iter().all(|b| reaches(a, b))));
-    if all_reach && peer_infos.iter().all(|c| c.p2p) {
+    if sm > 0 && all_reach && peer_infos.iter().all(|c| c.p2p) {
         // Ranks that share a GPU meet in its memory, which is faster than any link.
         let on_one_gpu = hosts.values().all(|near| near.iter().all(|a| a.device == near[0].device));
         let nvlink = on_one_gpu || peer_infos.iter().all(|c| c.nvlink);
