@@ -201,6 +201,7 @@ def test_live_rules(script, library, ranks, pytestconfig):
     script("live_rules", library, pytestconfig.getoption("hawser"), ranks, "--switches", "50", seconds=400)
 
 
+@pytest.mark.gpus(2)
 @pytest.mark.torch
 @pytest.mark.nccl
 def test_tuner(script, ranks, pytestconfig):
