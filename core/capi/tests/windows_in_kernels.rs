@@ -76,8 +76,8 @@ mod on_the_stand_in {
         });
     }
 
-    /// Ranks that have each other's windows mapped put by copies of the stream, which writes numbers into words
-    /// and waits for such: no thread takes part. The stand-in's streams do not wait.
+    /// Ranks that have each other's windows mapped put by copies of the stream, which writes numbers into
+    /// words and waits for such: no thread takes part. The stand-in's streams do not wait.
     #[test]
     fn streams_put_and_wait_by_themselves() {
         let name = "streams_put_and_wait_by_themselves";

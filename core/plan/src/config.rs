@@ -1,6 +1,8 @@
 //! Settings that steer the choice. Equal on all ranks: their digest is compared at init.
 
-use hawser_types::{Algorithm, Collective, DeviceKind, Digest, Executor, Handle, PlanError, Result, Route, Routes};
+use hawser_types::{
+    Algorithm, Collective, DeviceKind, Digest, Executor, Handle, PlanError, Result, Route, Routes,
+};
 
 /// Settings of the planner, from `NCCL_*` variables and `ncclConfig_t`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,8 +90,8 @@ impl PlanConfig {
         }
     }
 
-    /// Makes the slots of Simple smaller where copy engines carry what is large, whose staging takes memory of
-    /// the GPU.
+    /// Makes the slots of Simple smaller where copy engines carry what is large, whose staging takes memory
+    /// of the GPU.
     pub fn leave_room_for_staging(&mut self, device: DeviceKind) {
         if device != DeviceKind::Host {
             self.slot_bytes[2] /= 2;

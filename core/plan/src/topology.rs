@@ -45,8 +45,8 @@ pub struct Topology {
 pub const QUEUES: u32 = 8;
 
 impl Topology {
-    /// True if ranks may read the words of LL while the network still writes them: GPUs, whose words carry their
-    /// own flags.
+    /// True if ranks may read the words of LL while the network still writes them: GPUs, whose words carry
+    /// their own flags.
     pub fn reads_words_as_they_arrive(&self) -> bool {
         self.device != DeviceKind::Host
     }

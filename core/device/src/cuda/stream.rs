@@ -121,7 +121,8 @@ pub fn memory_ops(context: &Context, stream: CUstream, ops: &[MemoryOp]) -> Resu
     /// `CU_STREAM_WAIT_VALUE_GEQ`, and the default of writes: a fence before.
     const FLAGS: u64 = 0;
     // The parameters are 48 bytes: kind, address, value, flags, alias.
-    let wait = |addr, value: u32| CUstreamBatchMemOpParams { pad: [KINDS[0], addr, value.into(), FLAGS, 0, 0] };
+    let wait =
+        |addr, value: u32| CUstreamBatchMemOpParams { pad: [KINDS[0], addr, value.into(), FLAGS, 0, 0] };
     let param = |op: &MemoryOp| match *op {
         MemoryOp::Wait { addr } => wait(addr, 1),
         MemoryOp::WaitFor { addr, value } => wait(addr, value),

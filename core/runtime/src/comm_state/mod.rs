@@ -11,7 +11,7 @@
 //! | `inter_node` | the connections over the network that a launch needs |
 //! | `single_rank` | collectives of one rank, which are copies |
 //! | `one_sided`, `put_ways` | puts, signals and waits |
-//! | `stream_puts`, `stream_watch`, `stream_ops` | the same on streams of a GPU: by the stream, or by a thread |
+//! | `stream_puts`, `stream_watch`, `stream_ops` | the same on a GPU: by the stream, or by a thread |
 //! | `kernel_network` | transfers that kernels of the user ask for |
 //! | `sm_free` | the lines about copy engines |
 //! | `busy` | whether launches are under way |

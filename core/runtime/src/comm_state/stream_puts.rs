@@ -1,6 +1,6 @@
-//! One-sided operations of GPUs that their streams carry out by themselves: into windows that are mapped here a
-//! stream copies, and it raises and awaits the signals of ranks that share their words. What it cannot do is a
-//! job of the communicator's thread (`stream_ops.rs`).
+//! One-sided operations of GPUs that their streams carry out by themselves: a stream copies into windows that
+//! are mapped here, and raises and awaits the signals of ranks that share their words. All else is a job of
+//! the communicator's thread (`stream_ops.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

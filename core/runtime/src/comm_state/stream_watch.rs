@@ -141,7 +141,8 @@ impl StreamWatch {
             release(state);
             return None;
         };
-        let mut begun_ones = state.under_way.iter_mut().filter(|one| begun.wrapping_sub(one.number) as i32 >= 0);
+        let mut begun_ones =
+            state.under_way.iter_mut().filter(|one| begun.wrapping_sub(one.number) as i32 >= 0);
         begun_ones.find_map(|one| one.check(comm).err())
     }
 

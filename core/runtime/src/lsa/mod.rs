@@ -176,7 +176,8 @@ impl Lsa {
             }
         };
         let is_mapped = made.is_ok();
-        let is_first = is_mapped && self.team.ranks() > 1 && !self.has_tried_words.swap(true, Ordering::AcqRel);
+        let is_first =
+            is_mapped && self.team.ranks() > 1 && !self.has_tried_words.swap(true, Ordering::AcqRel);
         let words = if is_first { self.share_signal_words(limits, wait)? } else { None };
         let handle = match made {
             Ok((flat, image)) => {

@@ -18,7 +18,7 @@ use crate::rma::{Limits, SignalWords};
 struct Offer {
     /// Signals and contexts, which must be the same on all ranks.
     limits: (u32, u32),
-    /// How to map the words.
+    /// The handle by which others map the words.
     token: Vec<u8>,
 }
 
@@ -29,8 +29,8 @@ type OfferRecord = std::result::Result<Offer, String>;
 type OutcomeRecord = std::result::Result<(), String>;
 
 impl Lsa {
-    /// Shares the words of signals of all ranks of the team. None, on all ranks alike, where some rank cannot:
-    /// signals are messages then. Collective.
+    /// Shares the words of signals of all ranks of the team. None, on all ranks alike, where some rank
+    /// cannot: signals are messages then. Collective.
     ///
     /// # Errors
     /// Another rank did not answer.

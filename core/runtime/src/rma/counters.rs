@@ -89,7 +89,7 @@ mod tests {
     use super::super::Limits;
     use super::*;
 
-    /// What was told before words are shared is in them, since the rank that raises them says so.
+    /// Words begin with the raises that were told before, since the rank that raises them writes so.
     #[test]
     fn words_count_on_from_what_was_told() {
         let (device, limits) = (HostDevice::beside().unwrap(), Limits { signals: 1, contexts: 1 });

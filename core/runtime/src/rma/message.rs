@@ -18,8 +18,8 @@ pub enum Header {
     },
     /// A signal is raised; nothing follows.
     Raise(Signal),
-    /// A signal is raised in the word of the receiver that the sender would count itself, if its puts were not
-    /// messages; nothing follows.
+    /// A signal is raised in the word of the receiver, which the sender would count itself if its puts were
+    /// no messages; nothing follows.
     Count(Signal),
     /// A signal of a network in kernels grows; nothing follows.
     AddSignal {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use super::message::Header;
 use super::Signal;
+use super::message::Header;
 use super::words::{SignalWord, SignalWords};
 
 /// The way by which ranks that share words raise signals; later ones replace earlier ones for good.

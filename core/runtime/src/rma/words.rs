@@ -1,13 +1,13 @@
-//! The counters of signals where the ranks of a load-store team share them: words in memory of the host, which
-//! all these ranks and the streams of their GPUs read and write.
+//! The counters of signals where the ranks of a load-store team share them: words in memory of the host,
+//! which these ranks and the streams of their GPUs read and write.
 //!
 //! Each rank has a word for each rank of the team, context and signal. It holds the number of raises so far,
-//! which wraps, and only the rank that raises it writes it: its streams write numbers, which are the same
-//! whoever comes first, and its threads and graphs, which do not know the number, count. Whoever waits compares
-//! with the number that there has to be.
+//! which wraps, and only the rank that raises it writes it: its streams write numbers, and its threads and
+//! graphs, which do not know the number, count it up. A wait compares it with the number that there has to
+//! be.
 
-use std::sync::{Arc, Weak};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
 use hawser_base::error::{Error, Result};
 use hawser_device::{Device, Memory};
@@ -74,8 +74,8 @@ impl SignalWord {
     fn get(&self) -> &AtomicU32 {
         let Place(row, offset) = self.place;
         let at = (self.words.by_rank[row].host + offset) as *const AtomicU32;
-        // SAFETY: a multiple of 4 inside memory that `words` keeps; all who reach it use atomics, or operations
-        // of streams on words.
+        // SAFETY: a multiple of 4 inside memory that `words` keeps; all who reach it use atomics, or
+        // operations of streams on words.
         unsafe { &*at }
     }
 }
@@ -83,7 +83,8 @@ impl SignalWord {
 impl SignalWords {
     /// The bytes of one rank's words in a team of so many; None if they are too many to be shared.
     pub fn bytes(ranks: u32, limits: Limits) -> Option<u64> {
-        let words = u64::from(limits.signals).checked_mul(limits.contexts.into())?.checked_mul(ranks.into())?;
+        let words =
+            u64::from(limits.signals).checked_mul(limits.contexts.into())?.checked_mul(ranks.into())?;
         words.checked_mul(size_of::<u32>() as u64).filter(|bytes| (1..=MOST_BYTES).contains(bytes))
     }
 
@@ -94,8 +95,10 @@ impl SignalWords {
     pub fn new(device: &dyn Device, first: u32, limits: Limits, memory: Vec<Memory>) -> Result<Self> {
         let bytes = Self::bytes(memory.len() as u32, limits);
         let segment = |memory: Memory| {
-            let host = device.host_address(&memory).filter(|_| bytes.is_some_and(|most| most <= memory.bytes));
-            let host = host.ok_or_else(|| Error::internal("words of signals in memory that cannot hold them"))?;
+            let host =
+                device.host_address(&memory).filter(|_| bytes.is_some_and(|most| most <= memory.bytes));
+            let host =
+                host.ok_or_else(|| Error::internal("words of signals in memory that cannot hold them"))?;
             Ok(Segment { memory, host })
         };
         let by_rank = memory.into_iter().map(segment).collect::<Result<_>>()?;

@@ -322,10 +322,12 @@ API cuStreamGetId(struct stream *s, unsigned long long *id) {
   *id = (uintptr_t)s;
   return OK;
 }
-/* One end at least is memory of a device. Copies within one are counted: drivers make kernels of them. */
+/* One end at least is memory of a device. Copies within one are counted: drivers make kernels of them. Programs may
+   have them on the legacy stream. */
 API cuMemcpyAsync(ptr_t to, ptr_t from, size_t n, struct stream *s) {
+  static struct stream *const other = (struct stream *)1;
   struct range *a = find(to), *b = find(from);
-  int e = async(a ? to : from, n, s);
+  int e = !s && capturing ? CAPTURE_IMPLICIT : async(a ? to : from, n, s ? s : other);
   if (e) return e;
   copies_within += a && b && a->kind < PINNED && b->kind < PINNED && a->device == b->device;
   memmove((void *)to, (void *)from, n);
