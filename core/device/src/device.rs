@@ -321,8 +321,8 @@ pub trait SharedMemory: Send + Sync {
     /// exported one.
     fn import(&self, token: &[u8], fd: Option<OwnedFd>, kind: HeapKind) -> Result<Memory>;
 
-    /// The address by which this process reaches memory of [`HeapKind::Host`] that was allocated or mapped here;
-    /// None for memory of a device.
+    /// The address by which this process reaches memory of [`HeapKind::Host`] that was allocated or mapped
+    /// here; None for memory of a device.
     fn host_address(&self, memory: &Memory) -> Option<u64>;
 
     /// True if the memory of a heap, or of a peer's heap mapped here, can be taken from under its addresses.

@@ -58,6 +58,8 @@ struct State {
 struct UnderWay {
     number: u32,
     waits: Vec<StreamWait>,
+    /// Bytes are copied into or from windows.
+    copies: bool,
     /// The raises there were at the last look that saw a change, and the time of that; from the moment on at
     /// which the stream has come to it.
     seen: Option<(u64, Instant)>,
@@ -79,12 +81,12 @@ impl StreamWatch {
         Ok(watch)
     }
 
-    /// Watches operations. Answers what their stream does before and after them.
-    pub fn begin(&self, waits: Vec<StreamWait>, events: Vec<Arc<Span>>) -> [MemoryOp; 2] {
+    /// Watches operations, which copy bytes or not. Answers what their stream does before and after them.
+    pub fn begin(&self, waits: Vec<StreamWait>, copies: bool, events: Vec<Arc<Span>>) -> [MemoryOp; 2] {
         let mut state = self.state();
         state.issued = state.issued.wrapping_add(1);
         let number = state.issued;
-        state.under_way.push_back(UnderWay { number, waits, seen: None, events });
+        state.under_way.push_back(UnderWay { number, waits, copies, seen: None, events });
         if std::mem::take(&mut state.is_asleep) {
             self.changed.notify_one();
         }
@@ -92,9 +94,11 @@ impl StreamWatch {
         [addr, addr + MARK_BYTES].map(|addr| MemoryOp::Write { addr, value: number })
     }
 
-    /// True if all operations so far are over.
-    pub fn is_idle(&self) -> bool {
-        self.state().issued == self.mark(1)
+    /// True if an operation that copies bytes is not over.
+    pub fn copies(&self) -> bool {
+        let over = self.mark(1);
+        let is_left = |one: &UnderWay| one.number.wrapping_sub(over) as i32 > 0;
+        self.state().under_way.iter().any(|one| one.copies && is_left(one))
     }
 
     /// The communicator goes: streams pass from now on.

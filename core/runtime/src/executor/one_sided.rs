@@ -57,7 +57,8 @@ impl Emission<'_> {
             Part::Wait(wait) => Some(wait.clone()),
             _ => None,
         });
-        let [begin, end] = self.comm.stream_watch()?.begin(waits.collect(), events.to_vec());
+        let copies = parts.iter().any(|part| matches!(part, Part::Copy { .. }));
+        let [begin, end] = self.comm.stream_watch()?.begin(waits.collect(), copies, events.to_vec());
         self.pending.push(begin);
         Ok(Some(end))
     }
