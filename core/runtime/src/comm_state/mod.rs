@@ -296,6 +296,11 @@ impl CommState {
         self.broken.get().cloned().or_else(net).or_else(|| self.device_error())
     }
 
+    /// True if the communicator has failed or was aborted: what it waits for does not come.
+    pub fn has_ended(&self) -> bool {
+        self.peer_memory.control.is_aborted() || self.abort.is_raised() || self.failure().is_some()
+    }
+
     /// The error that a kernel reported when it gave up.
     fn device_error(&self) -> Option<Error> {
         let report = self.peer_memory.control.report();

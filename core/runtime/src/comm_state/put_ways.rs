@@ -55,7 +55,7 @@ impl CommState {
     /// A window was taken back: the net has its memory registered no more.
     pub fn forget_window(&self, area: Option<Area>) {
         if let (Some(net), Some(area)) = (&self.net, area) {
-            net.put_way().forget(area);
+            net.put_way().forget(area, || self.has_ended());
         }
     }
 

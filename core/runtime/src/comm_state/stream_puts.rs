@@ -110,7 +110,7 @@ impl CommState {
     pub fn wait_for_streams_puts(&self) {
         let Some(watch) = self.stream_watch.get() else { return };
         let began = Instant::now();
-        while watch.copies() && !self.peer_memory.control.is_aborted() && !self.abort.is_raised() {
+        while watch.copies() && !self.has_ended() {
             if began.elapsed() > MOST_OF_PUTS {
                 return log::warn(&format!(
                     "{} rank {}: a window goes while puts on streams are not over: wait for them first",

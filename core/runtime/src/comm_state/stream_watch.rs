@@ -141,7 +141,7 @@ impl StreamWatch {
         while state.under_way.front().is_some_and(|one| one.number.wrapping_sub(over) as i32 <= 0) {
             state.under_way.pop_front();
         }
-        let Some(comm) = comm.filter(|comm| !state.is_closed && !has_ended(comm)) else {
+        let Some(comm) = comm.filter(|comm| !state.is_closed && !comm.has_ended()) else {
             release(state);
             return None;
         };
@@ -159,10 +159,6 @@ impl StreamWatch {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn has_ended(comm: &CommState) -> bool {
-    comm.peer_memory.control.is_aborted() || comm.abort.is_raised() || comm.failure().is_some()
 }
 
 /// Lets streams pass. A peer that is alive may write a smaller number again, so this is done at each look.

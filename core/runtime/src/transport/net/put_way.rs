@@ -338,10 +338,11 @@ impl PutWay {
         Announced { rail, number, record }
     }
 
-    /// A window goes: waits until nothing of it is on its way, and has it registered no more.
-    pub fn forget(&self, area: Area) {
+    /// A window goes: waits until nothing of it is on its way, unless the communicator has ended, and has it
+    /// registered no more.
+    pub fn forget(&self, area: Area, has_ended: impl Fn() -> bool) {
         let wait = Wait::new(AbortFlag::new(), Some(MOST_OF_A_PIECE));
-        let is_over = || (self.task.is_over() || !self.task.puts_use(area)).then_some(());
+        let is_over = || (self.task.is_over() || has_ended() || !self.task.puts_use(area)).then_some(());
         // What is on its way still has its connection closed.
         let _ = wait.until(is_over, || "a put into a window that is taken back ends".to_owned());
         self.task.forget_window(area);
