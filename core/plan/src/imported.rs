@@ -196,6 +196,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "reads and proves hundreds of steps, which takes minutes")]
     fn what_a_rank_could_not_launch_is_refused_for_all() {
         let head =
             "hawser-plan 1\nname own\ncollective all_reduce\nranks 2\nroot 0\nper_block 1\nscratch 1\n";

@@ -71,7 +71,8 @@ mod tests {
     #[test]
     fn programs_that_are_called_symmetric_are() {
         let mut looked_at = 0;
-        for hosts in 2..=16 {
+        let (most_hosts, expected) = if cfg!(miri) { (2, 20) } else { (16, 300) };
+        for hosts in 2..=most_hosts {
             for per_host in [1, 2, 3, 4, 8] {
                 let ranks = hosts * per_host;
                 for collective in Collective::ALL {
@@ -96,6 +97,6 @@ mod tests {
                 }
             }
         }
-        assert!(looked_at > 300, "{looked_at} programs");
+        assert!(looked_at > expected, "{looked_at} programs");
     }
 }

@@ -172,6 +172,7 @@ proptest! {
     /// Whatever the truth is: never worse than the floor within what trials may cost, and in the end what is
     /// clearly better runs.
     #[test]
+    #[cfg_attr(miri, ignore = "simulates tens of thousands of operations, which takes minutes")]
     fn the_floor_holds_and_what_is_better_is_found(
         factors in proptest::array::uniform4(0.2f32..20.0), noise in 0.0f32..0.3, seed: u64,
     ) {
@@ -195,7 +196,18 @@ proptest! {
     }
 }
 
+/// A job this short is simulated under Miri too: nothing but trials leaves the floor.
 #[test]
+fn the_first_operations_are_the_floors_but_for_trials() {
+    let mut world = World::new([1000.0, 1010.0, 1020.0, 1030.0, 1040.0], 0.1, 14);
+    world.run(super::WINDOW * 2 * 100);
+    assert_eq!(world.trials, super::WINDOW * 2, "one of a hundred");
+    let others = world.taken.iter().filter(|taken| **taken != 0).count() as u64;
+    assert!((1..=world.trials).contains(&others), "{others} of {} trials", world.trials);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "simulates tens of thousands of operations, which takes minutes")]
 fn a_better_way_is_taken_and_a_hopeless_one_is_left_alone() {
     let mut world = World::new([1000.0, 400.0, 900.0, 8000.0, 1000.0], 0.1, 1);
     world.run(30_000);
@@ -219,6 +231,7 @@ fn a_better_way_is_taken_and_a_hopeless_one_is_left_alone() {
 
 /// A way that leaves its work to the next operation looks short by itself; what the job pays decides.
 #[test]
+#[cfg_attr(miri, ignore = "simulates tens of thousands of operations, which takes minutes")]
 fn what_looks_short_and_costs_more_is_not_taken() {
     let mut world = World::new([1000.0, 400.0, 850.0, 5000.0, 5000.0], 0.1, 9);
     world.leaves = [1.0, 3.0, 1.0, 1.0, 1.0];
@@ -229,6 +242,7 @@ fn what_looks_short_and_costs_more_is_not_taken() {
 
 /// Ways that are alike give chance nothing to do: at rest there are three changes in an hour at most.
 #[test]
+#[cfg_attr(miri, ignore = "simulates tens of thousands of operations, which takes minutes")]
 fn at_rest_little_changes() {
     let mut world = World::new([1000.0, 990.0, 1010.0, 1000.0, 1000.0], 0.5, 10);
     let hour = Duration::from_secs(3600);
@@ -246,6 +260,7 @@ fn at_rest_little_changes() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "simulates tens of thousands of operations, which takes minutes")]
 fn what_is_not_better_any_more_goes() {
     let mut world = World::new([1000.0, 400.0, 5000.0, 5000.0, 5000.0], 0.1, 2);
     world.run(30_000);
@@ -265,6 +280,7 @@ fn what_is_not_better_any_more_goes() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "simulates tens of thousands of operations, which takes minutes")]
 fn stress_brings_the_floor_at_once_until_what_was_learned_is_better_again() {
     let calm = [1000.0, 400.0, 5000.0, 5000.0, 5000.0];
     let mut world = World::new(calm, 0.1, 4);
@@ -300,6 +316,7 @@ fn stress_brings_the_floor_at_once_until_what_was_learned_is_better_again() {
 /// Bursts that hit all ways alike, as where ranks outnumber processors, are ordinary for the job after a
 /// while; what is better runs on.
 #[test]
+#[cfg_attr(miri, ignore = "simulates tens of thousands of operations, which takes minutes")]
 fn what_hits_all_ways_alike_is_ordinary() {
     let calm = [1000.0, 700.0, 5000.0, 5000.0, 5000.0];
     let mut world = World::new(calm, 0.3, 12);
@@ -324,6 +341,7 @@ fn what_hits_all_ways_alike_is_ordinary() {
 
 /// The time for which it has to be calm doubles when stress returns within it, and halves when it does not.
 #[test]
+#[cfg_attr(miri, ignore = "simulates tens of thousands of operations, which takes minutes")]
 fn the_time_of_calm_doubles_and_decays() {
     let mut world = World::new([1000.0; 5], 0.1, 13);
     let stress = |world: &mut World, operations: u64| {
@@ -342,6 +360,7 @@ fn the_time_of_calm_doubles_and_decays() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "simulates tens of thousands of operations, which takes minutes")]
 fn a_late_rank_and_what_the_host_tells_are_stress_too() {
     let mut world = World::new([1000.0, 400.0, 5000.0, 5000.0, 5000.0], 0.1, 5);
     world.run(30_000);
@@ -361,6 +380,7 @@ fn a_late_rank_and_what_the_host_tells_are_stress_too() {
 
 /// A machine that is slower for a while is so for all ways: trials count as shares of what is usual then.
 #[test]
+#[cfg_attr(miri, ignore = "simulates tens of thousands of operations, which takes minutes")]
 fn what_is_slow_for_a_while_says_nothing_of_ways() {
     let calm = [1000.0; 5];
     let mut world = World::new(calm, 0.1, 8);
@@ -373,6 +393,7 @@ fn what_is_slow_for_a_while_says_nothing_of_ways() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "simulates tens of thousands of operations, which takes minutes")]
 fn what_is_refused_changes_nothing_and_comes_again() {
     let mut world = World::new([1000.0, 400.0, 900.0, 900.0, 900.0], 0.1, 6);
     world.refuse = true;
@@ -387,6 +408,7 @@ fn what_is_refused_changes_nothing_and_comes_again() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "simulates tens of thousands of operations, which takes minutes")]
 fn a_user_begins_anew_or_ends_it() {
     let mut world = World::new([1000.0, 400.0, 900.0, 900.0, 900.0], 0.1, 7);
     world.run(30_000);

@@ -93,7 +93,8 @@ mod tests {
         let topology = |ranks| Topology::of_hosts(ranks, 8, DeviceKind::Cuda { sm: 90 }, Link::NvLink);
         let config = PlanConfig { pass_sm: 1, ..PlanConfig::default() };
         assert_eq!(slot_bytes(&topology(16), &config), 4 << 20);
-        for ranks in 2..=256 {
+        let step = if cfg!(miri) { 127 } else { 1 };
+        for ranks in (2..=256).step_by(step) {
             let slot = slot_bytes(&topology(ranks), &config);
             assert!(slot.is_power_of_two() && slot * 6 * u64::from(ranks - 1) <= BYTES, "{ranks}: {slot}");
         }
