@@ -46,6 +46,17 @@ fn who_dies_while_the_centre_is_stopped_is_named() {
     ["40009689", "40063209"].iter().for_each(|seed| _ = simulate(&["--seed", seed]));
 }
 
+/// Worlds as their seeds draw them today, beside a host or rank that dies:
+///
+/// * the rank that passes news on was stopped, and who heard of a broken connection from a third one blamed
+///   that one;
+/// * a split that ended by its parent's error looked for a rank by its number in the parent, and panicked;
+/// * a rank whose communicator had failed waited two seconds for each window that it took back.
+#[test]
+fn worlds_with_deaths_that_were_found_stay_mended() {
+    ["3001874", "3011274", "90109051"].iter().for_each(|seed| _ = simulate(&["--seed", seed]));
+}
+
 /// The trace has the moment of each step, so it differs as soon as one turn does.
 #[test]
 fn the_same_seed_gives_the_same_trace() {

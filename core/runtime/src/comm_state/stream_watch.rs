@@ -122,11 +122,13 @@ impl StreamWatch {
             state.is_asleep = false;
             let comm = comm.upgrade();
             let failed = self.look(&mut state, comm.as_deref());
-            if state.under_way.is_empty() && state.is_closed {
+            let is_last = state.under_way.is_empty() && state.is_closed;
+            let has_events = state.under_way.iter().any(|one| !one.events.is_empty());
+            // Whoever lets go of the communicator last ends it, and closes this.
+            drop(state);
+            if is_last {
                 return;
             }
-            let has_events = state.under_way.iter().any(|one| !one.events.is_empty());
-            drop(state);
             if let Some((comm, error)) = comm.as_deref().zip(failed) {
                 comm.end_by(&error);
             }
