@@ -31,12 +31,12 @@ pub fn processes() -> Vec<u32> {
 /// # Errors
 /// There is no such process, it is another user's, or it does not use this library.
 pub fn read(pid: u32) -> Result<ProcessReport> {
-    let path = journals_of(pid).ok_or_else(|| {
+    let (path, file) = journals_of(pid).ok_or_else(|| {
         let text = format!("process {pid} has no journals that can be read");
         let remedy = "is it there, on this host, of this user, and does it use this library?";
         Error::invalid_usage(text).remedy(remedy)
     })?;
-    let mut report = read_file(&path)?;
+    let mut report = read_open(&file, &path)?;
     report.state = ProcessState::of(pid);
     Ok(report)
 }
@@ -47,29 +47,25 @@ pub fn read(pid: u32) -> Result<ProcessReport> {
 /// The file cannot be read, or is none of these.
 pub fn read_file(path: &Path) -> Result<ProcessReport> {
     let failed = |error: std::io::Error| Error::system(format!("reading {}", path.display()), error);
+    read_open(&File::open(path).map_err(failed)?, path)
+}
+
+fn read_open(file: &File, path: &Path) -> Result<ProcessReport> {
+    let failed = |error: std::io::Error| Error::system(format!("reading {}", path.display()), error);
     let foreign = || {
         let name = path.display();
         let remedy = "name a file that this version wrote into the folder of HAWSER_PROGRESS_DIR";
         Error::invalid_usage(format!("{name} holds no journals of this version; {remedy}"))
     };
-    let file = File::open(path).map_err(failed)?;
     let slots = file.metadata().map_err(failed)?.len() as usize / SLOT_BYTES;
     if slots == 0 {
         return Err(foreign());
     }
-    let first = read_slot(&file, 0).map_err(failed)?;
-    let mut identity = [0; Identity::LEN];
-    for (part, word) in identity.chunks_mut(8).zip(&first[IDENTITY_AT / 8..]) {
-        part.copy_from_slice(&word.to_le_bytes()[..part.len()]);
-    }
-    if first[0] != FORMAT {
-        return Err(foreign());
-    }
-    let identity = Identity::decode(&identity);
+    let identity = identity_in(file).map_err(failed)?.ok_or_else(foreign)?;
     let (mut comms, mut joining, mut figures) = (Vec::new(), Vec::new(), Vec::new());
     for number in 1..slots.min(MOST_SLOTS) {
-        let mut before = read_slot(&file, number).map_err(failed)?;
-        let after = read_slot(&file, number).map_err(failed)?;
+        let mut before = read_slot(file, number).map_err(failed)?;
+        let after = read_slot(file, number).map_err(failed)?;
         keep_equal(&mut before, &after);
         comms.extend(View::new(&before[..], now_ms()));
         joining.extend(JoiningReport::new(&before[..], now_ms()));
@@ -78,8 +74,9 @@ pub fn read_file(path: &Path) -> Result<ProcessReport> {
     Ok(ProcessReport { joining, figures, ..ProcessReport::of_journals(&identity, comms) })
 }
 
-/// The place of a process's journals.
-fn journals_of(pid: u32) -> Option<PathBuf> {
+/// The journals of a process, with the name by which they were opened. The file is opened once: a descriptor
+/// of another process may be closed, and its number given to something else, at any time.
+fn journals_of(pid: u32) -> Option<(PathBuf, File)> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
     let is_journals = |path: &PathBuf| {
         let Ok(target) = std::fs::read_link(path) else { return false };
@@ -87,14 +84,21 @@ fn journals_of(pid: u32) -> Option<PathBuf> {
         let is_memory = name.strip_prefix("memfd:").is_some_and(|name| name.starts_with(NAME));
         is_memory || (name.starts_with(&format!("{NAME}-")) && name.ends_with(&format!("-{pid}")))
     };
-    let path = entries.flatten().map(|entry| entry.path()).find(is_journals)?;
-    // A child of fork(2) has its parent's.
-    let first = read_slot(&File::open(&path).ok()?, 0).ok()?;
+    entries.flatten().map(|entry| entry.path()).filter(is_journals).find_map(|path| {
+        let file = File::open(&path).ok()?;
+        // A child of fork(2) has its parent's.
+        (identity_in(&file).ok()??.pid == pid).then_some((path, file))
+    })
+}
+
+/// Whose journals a file holds, if it holds any of this version.
+fn identity_in(file: &File) -> std::io::Result<Option<Identity>> {
+    let first = read_slot(file, 0)?;
     let mut identity = [0; Identity::LEN];
     for (part, word) in identity.chunks_mut(8).zip(&first[IDENTITY_AT / 8..]) {
         part.copy_from_slice(&word.to_le_bytes()[..part.len()]);
     }
-    (first[0] == FORMAT && Identity::decode(&identity).pid == pid).then_some(path)
+    Ok((first[0] == FORMAT).then(|| Identity::decode(&identity)))
 }
 
 fn read_slot(file: &File, number: usize) -> std::io::Result<Box<[u64; SLOT_WORDS]>> {
@@ -107,4 +111,29 @@ fn read_slot(file: &File, number: usize) -> std::io::Result<Box<[u64; SLOT_WORDS
         *word = u64::from_le_bytes(eight);
     }
     Ok(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hawser_base::readable_memory::Slot;
+
+    /// Each reader holds a descriptor of the same file for a moment, which another one may find before the
+    /// process's own, and whose number is something else's soon after.
+    #[test]
+    fn threads_of_a_process_read_it_at_once() {
+        let lower: Vec<File> = (0..16).map(|_| File::open("/dev/null").unwrap()).collect();
+        let _slot = Slot::new();
+        drop(lower);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        drop(File::open("/dev/null").unwrap());
+                        assert_eq!(read(std::process::id()).unwrap().pid, std::process::id());
+                    }
+                });
+            }
+        });
+    }
 }
