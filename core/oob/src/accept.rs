@@ -312,17 +312,19 @@ pub struct Acceptor {
     limits: Limits,
     pending: Vec<Visitor>,
     rest_until: Option<Instant>,
+    /// Somebody has shut the listener down: nobody comes any more, though poll(2) always says that it is ready.
+    is_shut_down: bool,
 }
 
 impl Acceptor {
     /// Accepts what comes to `listener`.
     pub fn new(listener: OwnedFd, options: Options, protocol: Protocol, limits: Limits) -> Self {
-        Acceptor { listener, options, protocol, limits, pending: Vec::new(), rest_until: None }
+        Acceptor { listener, options, protocol, limits, pending: Vec::new(), rest_until: None, is_shut_down: false }
     }
 
     /// Adds everything this acceptor waits for.
     pub fn register<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) {
-        if self.rest_until.is_none() && self.has_room() {
+        if self.rest_until.is_none() && !self.is_shut_down && self.has_room() {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
         }
         fds.extend(self.pending.iter().map(|pending| PollFd::new(pending, PollFlags::IN)));
@@ -431,9 +433,11 @@ impl Acceptor {
         !going.is_empty()
     }
 
-    fn is_somebody_waiting(&self) -> bool {
+    /// What poll(2) says of the listener: nothing, that somebody waits, or that it has been shut down.
+    fn state_of_listener(&self) -> PollFlags {
         let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
-        wait::poll(&mut fds, Some(Duration::ZERO)).is_ok_and(|ready| ready > 0)
+        let ready = wait::poll(&mut fds, Some(Duration::ZERO)).unwrap_or(0);
+        if ready > 0 { fds[0].revents() } else { PollFlags::empty() }
     }
 
     /// Takes those that wait, and hears each at once: a friend that waited has said its greeting.
@@ -444,13 +448,19 @@ impl Acceptor {
         welcome: &mut impl FnMut(&Proved) -> Vec<u8>,
         arrivals: &mut Vec<Arrival>,
     ) {
-        if self.rest_until.is_some_and(|until| now < until) {
+        if self.is_shut_down || self.rest_until.is_some_and(|until| now < until) {
             return;
         }
         self.rest_until = None;
         for _ in 0..AT_ONCE {
             // Asking is cheap; to accept nobody costs the kernel a socket.
-            if !self.is_somebody_waiting() {
+            let state = self.state_of_listener();
+            if state.contains(PollFlags::HUP) {
+                self.is_shut_down = true;
+                arrivals.push(Arrival::Trouble(strangers::remember_trouble(Errno::INVAL)));
+                return;
+            }
+            if state.is_empty() {
                 return;
             }
             let place =

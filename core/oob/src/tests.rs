@@ -419,3 +419,20 @@ fn silence_counts_from_when_one_connects() {
     let mut challenge = vec![0; PROTOCOL.challenge_bytes()];
     friend.read_exact(&mut challenge, &patient(), &test).unwrap();
 }
+
+/// A listener that was shut down is always ready, and nobody ever comes: whoever asked it again and again
+/// would need a processor for that.
+#[test]
+fn a_listener_that_was_shut_down_is_told_of_once_and_asked_no_more() {
+    let unix = socket::listen_unix(&[5; 16]).unwrap();
+    for listener in [listen().0, unix] {
+        rustix::net::shutdown(&listener, rustix::net::Shutdown::Both).unwrap();
+        let mut acceptor = Acceptor::new(listener, Options::default(), PROTOCOL, LIMITS);
+        let arrivals = look(&mut acceptor);
+        assert!(matches!(&arrivals[..], [Arrival::Trouble(_)]), "{arrivals:?}");
+        assert!(look(&mut acceptor).is_empty());
+        let mut waits_for = Vec::new();
+        acceptor.register(&mut waits_for);
+        assert!(waits_for.is_empty() && acceptor.next_deadline().is_none());
+    }
+}
