@@ -7,11 +7,13 @@
     bench/urgent.py --library target/release/libnccl.so --gpu --gpus 4 --ranks 4 --ways shm --large 1073741824
 
 Each process has two communicators and a thread for each: one carries large all-reduces without end, the other
-a small one now and then. Rounds take turns between four cases: the large ones alone, the small ones alone,
-both without classes, and both with them (hawserCommSetClass on the same communicators). The time of a small
-one is from the moment at which the last rank has called it to that at which the last one has it; all
-processes have one clock. What the large ones lose is told without the time in which small ones would have had
-the machine anyway. Prints us, ratios to the small ones alone, and the bars: median 1.5, p99 2, loss 5 %."""
+a small one now and then. Over tcp and ib each process counts as a host; ib takes the HCAs of this machine
+(`tests/lab/lab.py --run urgent` has it run over soft-RoCE in a guest). Rounds take turns between four cases:
+the large ones alone, the small ones alone, both without classes, and both with them (hawserCommSetClass on
+the same communicators). The time of a small one is from the moment at which the last rank has called it to
+that at which the last one has it; all processes have one clock. What the large ones lose is told without the
+time in which small ones would have had the machine anyway. Prints us, ratios to the small ones alone, and the
+bars: median 1.5, p99 2, loss 5 %."""
 
 import argparse
 import ctypes
@@ -118,7 +120,9 @@ def prepare(options):
 def rank(options, way, number, ids, results):
     """The work of a process: (case, seconds, large operations, [(begin, end) of small ones]) by round."""
     prepare(options)
-    os.environ["NCCL_HOSTID"] = f"host {number if way == 'tcp' else 0}"
+    os.environ["NCCL_HOSTID"] = f"host {0 if way == 'shm' else number}"
+    if way == "ib":
+        os.environ["NCCL_NET"] = "IB"
     if options.gpu:
         import torch
 
@@ -245,7 +249,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--library", required=True, help="the built libnccl.so")
-    parser.add_argument("--ways", nargs="+", choices=("shm", "tcp"), default=["shm", "tcp"])
+    parser.add_argument("--ways", nargs="+", choices=("shm", "tcp", "ib"), default=["shm", "tcp"])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--small", type=int, default=64 << 10, help="bytes of the urgent all-reduce")
     parser.add_argument("--large", type=int, default=256 << 20, help="bytes of the best-effort one")

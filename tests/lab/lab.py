@@ -126,15 +126,16 @@ def parse():
         "--plugin", default="target/debug/libnccl_net_hawser_ib.so", help="harness: the library"
     )
     parser.add_argument("--hawser", default="target/debug/hawser", help="doctor: the program")
+    parser.add_argument("--library", default="target/release/libnccl.so", help="urgent: the library")
     parser.add_argument("--seconds", type=int, default=6, help="rates: of each measurement")
-    parser.add_argument("--rounds", type=int, default=5, help="rates: turns")
+    parser.add_argument("--rounds", type=int, default=5, help="rates, urgent: turns")
     parser.add_argument(
         "--strict", action="store_true", help="a gap above its bar is a failure (idle machines only)"
     )
-    parser.add_argument("--bytes", type=int, default=65536)
+    parser.add_argument("--bytes", type=int, default=65536, help="of a message; urgent: of the large operation")
     parser.add_argument("--verbose", action="store_true")
     options = parser.parse_args()
-    for path in ("program", "rank", "plugin", "hawser"):
+    for path in ("program", "rank", "plugin", "hawser", "library"):
         setattr(options, path, os.path.abspath(getattr(options, path)))
     return options
 

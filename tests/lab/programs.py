@@ -218,6 +218,19 @@ def ring(lab, options):
     return tell(lab, mark, wrong)
 
 
+def urgent(lab, options):
+    """An urgent all-reduce beside a large best-effort one, between two processes of one guest that count as
+    hosts, over soft-RoCE: one clock, and ratios of one run."""
+    mark, bench = lab.mark(), os.path.join(HERE, "../../bench/urgent.py")
+    sizes = f"--large {options.bytes} --count 40 --pause 20 --rounds {options.rounds}"
+    lab.guests[0].run(
+        f"start urgent env PYTHONUNBUFFERED=1 python3 {bench} --library {options.library} --ways ib {sizes}"
+    )
+    fine = lab.wait("LAB urgent exit 0", 3600, mark, (1,))
+    print("\n".join("  " + line[11:] for line in lab.guests[0].lines(mark[0]) if line.startswith("LAB urgent")))
+    return tell(lab, mark, [] if fine else ["it failed"])
+
+
 PROGRAMS = {
     "collectives": collectives,
     "hangs": hangs.run,
@@ -225,4 +238,5 @@ PROGRAMS = {
     "doctor": doctor,
     "rates": rates,
     "ring": ring,
+    "urgent": urgent,
 }
