@@ -312,14 +312,23 @@ pub struct Acceptor {
     limits: Limits,
     pending: Vec<Visitor>,
     rest_until: Option<Instant>,
-    /// Somebody has shut the listener down: nobody comes any more, though poll(2) always says that it is ready.
+    /// True if somebody has shut the listener down: nobody comes any more, though poll(2) says that it is
+    /// ready.
     is_shut_down: bool,
 }
 
 impl Acceptor {
     /// Accepts what comes to `listener`.
     pub fn new(listener: OwnedFd, options: Options, protocol: Protocol, limits: Limits) -> Self {
-        Acceptor { listener, options, protocol, limits, pending: Vec::new(), rest_until: None, is_shut_down: false }
+        Acceptor {
+            listener,
+            options,
+            protocol,
+            limits,
+            pending: Vec::new(),
+            rest_until: None,
+            is_shut_down: false,
+        }
     }
 
     /// Adds everything this acceptor waits for.
@@ -433,7 +442,7 @@ impl Acceptor {
         !going.is_empty()
     }
 
-    /// What poll(2) says of the listener: nothing, that somebody waits, or that it has been shut down.
+    /// The events of the listener: none, that somebody waits, or that it has been shut down.
     fn state_of_listener(&self) -> PollFlags {
         let mut fds = [PollFd::new(&self.listener, PollFlags::IN)];
         let ready = wait::poll(&mut fds, Some(Duration::ZERO)).unwrap_or(0);

@@ -9,8 +9,8 @@ use hawser_types::Executor;
 use crate::cluster::Cluster;
 use crate::engine::flows::LinkId;
 use crate::engine::{Random, Time};
-use crate::error::{Result, SimError, wrong};
-use crate::executor::{Members, Outcome, Scene, exchange, orbits, overlaps, per_ps, steps};
+use crate::error::{Result, wrong};
+use crate::executor::{Members, Outcome, Scene, copies, exchange, orbits, overlaps, per_ps, steps};
 use crate::links::{Links, Name};
 
 /// The way in which calls are simulated.
@@ -133,7 +133,7 @@ impl<'a> Twin<'a> {
     /// Runs a call as it was decided.
     ///
     /// # Errors
-    /// `NotSimulated` for decisions for copy engines, `Interrupted` if the caller asked to stop, `Plan` and
+    /// `NotSimulated` for copy engines between hosts, `Interrupted` if the caller asked to stop, `Plan` and
     /// `Stuck` for programs that cannot be.
     pub fn predict(
         &self,
@@ -169,7 +169,12 @@ impl<'a> Twin<'a> {
                 Ok(self.prediction(scene.links, outcome, false))
             }
             Executor::Interpreter | Executor::Host => self.by_steps(call, decision, config, (scene, options)),
-            Executor::CopyEngine => Err(SimError::NotSimulated(decision.to_string())),
+            Executor::CopyEngine => {
+                // Every rank acts: who is called first differs.
+                let scene = Scene { buffers, ..self.scene(false, (&starts, operations), options) };
+                let outcome = copies::run(call, decision, (topology, &self.timed, config), scene)?;
+                Ok(self.prediction(scene.links, outcome, false))
+            }
         }
     }
 
@@ -178,7 +183,7 @@ impl<'a> Twin<'a> {
     /// round the end.
     ///
     /// # Errors
-    /// `NotSimulated` for messages that copy engines carry, else as [`Twin::predict`].
+    /// `NotSimulated` for messages that copy engines carry between hosts, else as [`Twin::predict`].
     pub fn predict_messages(
         &self,
         messages: &dyn Fn(u32) -> Vec<Message>,
@@ -186,10 +191,12 @@ impl<'a> Twin<'a> {
         config: &PlanConfig,
         options: &Options<'_>,
     ) -> Result<Prediction> {
-        if config.pass_sm > 0 {
-            return Err(SimError::NotSimulated("messages by copy engines".into()));
-        }
         let starts = self.starts(options.seed);
+        if config.pass_sm > 0 {
+            let scene = self.scene(false, (&starts, 1), options);
+            let outcome = copies::run_messages(messages, (self.topology(), &self.timed, config), scene)?;
+            return Ok(self.prediction(scene.links, outcome, false));
+        }
         let scene = self.scene(is_symmetric, (&starts, 1), options);
         let programs =
             steps::Programs::of_messages(messages, (self.topology(), config), (scene.links, scene.members))?;

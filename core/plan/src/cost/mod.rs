@@ -8,6 +8,7 @@ pub use crate::link_constants::{Constants, Path, section};
 
 use crate::algo::{self, Across, Load, NetTraffic, ProgramKey, Traffic};
 use crate::config::PlanConfig;
+use crate::executor::copy_engine::READ_GBS;
 use crate::imported::{Imported, kept};
 use crate::topology::Topology;
 use hawser_program::Buf;
@@ -58,14 +59,12 @@ pub fn predict_reduction(
     topology: &Topology,
     config: &PlanConfig,
 ) -> f64 {
-    /// Bytes that a CTA of a GPU reads in a µs: measured with one and two CTAs of an H200 (bench/README.md).
-    const READS: f64 = 50e3;
     let path = topology.constants.path(Route::COPY_ENGINE);
     let traffic = traffic(key, bytes as f64, topology.constants.all_to_all);
     let wire = topology.constants.wire() * traffic.share * path.wire_share;
     let reads = match topology.device {
         DeviceKind::Host => path.block(),
-        DeviceKind::Cuda { .. } => READS,
+        DeviceKind::Cuda { .. } => READ_GBS * 1e3,
     };
     let slot = f64::from(config.slot_bytes[Route::COPY_ENGINE.slots()].max(1));
     let tiles = (traffic.chunk / slot).ceil().max(1.0);

@@ -91,7 +91,7 @@ fn journals_of(pid: u32) -> Option<(PathBuf, File)> {
     })
 }
 
-/// Whose journals a file holds, if it holds any of this version.
+/// The identity of the process whose journals a file holds; None if it holds none of this version.
 fn identity_in(file: &File) -> std::io::Result<Option<Identity>> {
     let first = read_slot(file, 0)?;
     let mut identity = [0; Identity::LEN];

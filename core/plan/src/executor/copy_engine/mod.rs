@@ -25,7 +25,7 @@ pub use command::{COPIES, Command, INTER_NODE_SENDS, STREAMS, What};
 pub use direct::{Leg, Way};
 pub use emit::Emitter;
 pub use estimate::CopyEngine;
-pub use reduce_kernel::{ReduceArgs, ReduceKernel};
+pub use reduce_kernel::{READ_GBS, ReduceArgs, ReduceKernel};
 pub use staging::{Bases, Counters, DEPTH, LANES, Staging};
 pub use support::{has_staging, is_known, refused, refused_topology};
 pub use tiles::{config, config_for, part};

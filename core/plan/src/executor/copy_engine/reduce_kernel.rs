@@ -21,6 +21,9 @@ pub const THREADS: u32 = 544;
 /// wait for.
 pub const LEAST_BYTES: u64 = 1 << 20;
 
+/// GB/s that a block of a GPU reads: measured with one and two blocks of an H200 (bench/README.md).
+pub const READ_GBS: f64 = 50.0;
+
 /// Bytes of shared memory of a block.
 pub const SHARED_BYTES: u32 = 192 << 10;
 /// The kernel that lets memory add ([`ReduceKernel::in_memory`]).
