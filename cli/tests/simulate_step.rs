@@ -56,6 +56,7 @@ const STEP: &str = "
     [[block.op]]
     name = 'backward <1>'
     compute_us = 900
+    multiprocessors = 0
     [[block.op]]
     name = 'gradients'
     collective = 'all_reduce'

@@ -8,7 +8,7 @@ use hawser_plan::PlanConfig;
 use hawser_runtime::comm;
 use hawser_runtime::tuning::CallAttributes;
 use hawser_sim::cluster::Form;
-use hawser_sim::step::{Alone, Collected, Group, Kind, Op, Step};
+use hawser_sim::step::{Alone, Collected, Group, Kind, Op, Part, Step};
 use hawser_sim::{Cluster, Options, SimError, Twin};
 
 use crate::explain;
@@ -33,7 +33,8 @@ pub struct Times<'a> {
     seed: u64,
     stop: &'a dyn Fn() -> bool,
     found: Vec<(Key, Found)>,
-    computing: BTreeMap<u64, Alone>,
+    /// By group, and by time and share of the multiprocessors.
+    computing: BTreeMap<(usize, u64, u64), Alone>,
 }
 
 impl<'a> Times<'a> {
@@ -50,13 +51,16 @@ impl<'a> Times<'a> {
         let keys = keys(step);
         let progress = Progress::new(keys.len() as u64, "collectives");
         for op in &step.ops {
-            if let Kind::Compute { us } = op.kind {
-                self.computing.entry(us.to_bits()).or_insert_with(|| Alone::of(us));
+            if let Kind::Compute { us, multiprocessors } = op.kind {
+                let key = (op.group, us.to_bits(), multiprocessors.to_bits());
+                let share = if self.cluster.has_gpus() { multiprocessors } else { 0.0 };
+                let classes = &step.groups[op.group].classes;
+                self.computing.entry(key).or_insert_with(|| Alone::computing(us, share, classes));
             }
         }
         for (group, collected) in keys {
             progress.say(format!("{} of {} bytes", collected.collective.name(), collected.bytes));
-            match self.predict(&step.groups[group], collected)? {
+            match self.predict(step, &step.groups[group], collected)? {
                 Some(found) => self.found.push(((group, collected), found)),
                 None => return Ok(false),
             }
@@ -71,7 +75,9 @@ impl<'a> Times<'a> {
     /// One is not known: a bug, as [`Times::find`] has found all.
     pub fn of_ops(&self, step: &Step) -> Result<Vec<&Alone>> {
         let one = |op: &Op| match op.kind {
-            Kind::Compute { us } => self.computing.get(&us.to_bits()),
+            Kind::Compute { us, multiprocessors } => {
+                self.computing.get(&(op.group, us.to_bits(), multiprocessors.to_bits()))
+            }
             Kind::Collective(_) => self.of(op).map(|found| &found.alone),
         };
         step.ops
@@ -92,7 +98,7 @@ impl<'a> Times<'a> {
     }
 
     /// Predicts a call of all communicators of a group; None if the user has interrupted it.
-    fn predict(&self, group: &Group, collected: Collected) -> Result<Option<Found>> {
+    fn predict(&self, step: &Step, group: &Group, collected: Collected) -> Result<Option<Found>> {
         let mut forms: BTreeMap<Form, Vec<Vec<u32>>> = BTreeMap::new();
         for ranks in &group.communicators {
             forms.entry(self.cluster.form(ranks)).or_default().push(ranks.clone());
@@ -114,7 +120,13 @@ impl<'a> Times<'a> {
                 Err(SimError::Interrupted) => return Ok(None),
                 prediction => prediction?,
             };
-            found.alone.parts.push((prediction.us, prediction.used));
+            let share = twin.multiprocessors(&tuned.choice, &config);
+            // The ranks of a class do the same; the first of them stands for all.
+            let is_here =
+                |class: &&usize| communicators.iter().flatten().any(|r| *r == step.classes[**class].0);
+            let classes = group.classes.iter().filter(is_here).filter(|_| share > 0.0);
+            let multiprocessors = classes.map(|class| (*class, share)).collect();
+            found.alone.parts.push(Part { us: prediction.us, links: prediction.used, multiprocessors });
             found.decisions.push(tuned.choice.to_string());
             found.is_carried_on |= prediction.is_carried_on;
         }

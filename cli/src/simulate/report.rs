@@ -74,7 +74,7 @@ fn rows<'a>(step: &'a Step, times: &Times<'_>, timeline: Option<&Timeline>) -> V
         }
         let found = times.of(op);
         let alone_us = match op.kind {
-            Kind::Compute { us } => Some(us),
+            Kind::Compute { us, .. } => Some(us),
             Kind::Collective(_) => found.map(|found| found.alone.us()),
         };
         let how = found.map_or(String::new(), |found| {

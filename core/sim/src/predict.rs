@@ -178,6 +178,19 @@ impl<'a> Twin<'a> {
         }
     }
 
+    /// The share of a GPU's multiprocessors that the kernels of a call take; 0 without GPUs. Beside copy
+    /// engines only kernels that combine take any.
+    pub fn multiprocessors(&self, decision: &Decision, config: &PlanConfig) -> f64 {
+        let blocks = match decision.route.executor {
+            Executor::Host => 0,
+            Executor::CopyEngine if decision.key.collective.reduces() => config.reducing_ctas.max(1),
+            Executor::CopyEngine => 0,
+            Executor::Interpreter | Executor::Fused => decision.instances * decision.channels,
+        };
+        let of_gpu = self.cluster.host(self.links.host_of(self.ranks[0])).multiprocessors;
+        if of_gpu == 0 { 0.0 } else { (f64::from(blocks) / f64::from(of_gpu)).min(1.0) }
+    }
+
     /// Runs a group of messages that every rank has by its number, as the library launches them. With
     /// `is_symmetric` the messages of a rank are those of the rank before it, with all peers moved on by one
     /// round the end.

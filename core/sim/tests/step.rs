@@ -3,7 +3,7 @@
 mod worlds;
 
 use hawser_plan::choose;
-use hawser_sim::step::{Alone, Kind, Step, StepFile, Timeline, run, shares};
+use hawser_sim::step::{Alone, Kind, Part, Step, StepFile, Timeline, run, shares};
 use hawser_sim::{Cluster, Options, Result, SimError, Twin};
 use worlds::{cluster, settings};
 
@@ -17,8 +17,9 @@ fn simulate(cluster: &Cluster, text: &str) -> Result<(Step, Vec<Alone>, Timeline
 }
 
 fn alone(cluster: &Cluster, step: &Step, group: usize, kind: Kind) -> Alone {
+    let classes = &step.groups[group].classes;
     let collected = match kind {
-        Kind::Compute { us } => return Alone::of(us),
+        Kind::Compute { us, multiprocessors } => return Alone::computing(us, multiprocessors, classes),
         Kind::Collective(collected) => collected,
     };
     let twin = Twin::of_communicators(cluster, &step.groups[group].communicators).expect("one form");
@@ -26,7 +27,10 @@ fn alone(cluster: &Cluster, step: &Step, group: usize, kind: Kind) -> Alone {
     let call = collected.call(twin.topology().size());
     let decision = choose::choose(&call, twin.topology(), &config).expect("a decision");
     let prediction = twin.predict(&call, &decision, &config, &Options::default()).expect("a prediction");
-    Alone { parts: vec![(prediction.us, prediction.used)] }
+    let share = twin.multiprocessors(&decision, &config);
+    let multiprocessors = classes.iter().map(|class| (*class, share)).collect();
+    let part = Part { us: prediction.us, links: prediction.used, multiprocessors };
+    Alone { parts: vec![part], is_computing: false }
 }
 
 /// Begin and end of an operation, in µs.
@@ -45,6 +49,7 @@ fn operations_wait_for_their_stream_and_for_what_they_name() {
         [[op]]
         name = 'a'
         compute_us = 100
+        multiprocessors = 0
         [[op]]
         name = 'sum'
         collective = 'all_reduce'
@@ -54,13 +59,16 @@ fn operations_wait_for_their_stream_and_for_what_they_name() {
         [[op]]
         name = 'b'
         compute_us = 300
+        multiprocessors = 0
         [[op]]
         name = 'c'
         compute_us = 50
+        multiprocessors = 0
         after = ['sum']
         [[op]]
         name = 'other'
         compute_us = 20
+        multiprocessors = 0
         ranks = '0-3'
         stream = 'beside'
     ";
@@ -134,6 +142,7 @@ fn exposed_communication_is_what_computing_does_not_hide() {
         [[block.op]]
         name = 'backward'
         compute_us = 500
+        multiprocessors = 0
         [[block.op]]
         name = 'sum'
         collective = 'all_reduce'
@@ -209,4 +218,72 @@ fn bad_steps_are_errors_that_say_what_to_write() {
         let error = outcome.err().unwrap_or_else(|| panic!("{text} is taken")).to_string();
         assert!(error.contains(words), "{text}: {error}");
     }
+}
+
+/// The measured times are those of a GEMM and of a collective of 256 MiB beside each other, by their times
+/// alone (2 and 4 H200, `hawser perf overlap`, bench/README.md), for kernels of so many blocks.
+#[test]
+fn a_gemm_and_a_kernel_share_multiprocessors() {
+    let contests = [
+        ("send/recv", 44.0, 1.149, 2.41),
+        ("all-reduce", 44.0, 1.24, 1.61),
+        ("all-reduce", 2.0, 1.021, 1.92),
+        ("all-reduce", 2.0, 1.073, 1.44),
+        ("all-reduce", 2.0, 1.018, 1.73),
+        ("send/recv by copy engines", 0.0, 1.039, 1.047),
+        ("all-gather by copy engines", 0.0, 1.044, 1.066),
+    ];
+    let cluster = cluster(PAIR);
+    let text = "
+        [[op]]
+        name = 'gemm'
+        compute_us = 1000
+        [[op]]
+        name = 'moves'
+        collective = 'all_reduce'
+        bytes = '1M'
+    ";
+    let step = StepFile::parse(text).unwrap().step(8).unwrap();
+    let links = Twin::new(&cluster);
+    let run = |gemm_us, moves_us, share| {
+        let multiprocessors = vec![(0, share)];
+        let part = Part { us: moves_us, links: vec![(0, 1.0)], multiprocessors };
+        let moves = Alone { parts: vec![part], is_computing: false };
+        let gemm = Alone::computing(gemm_us, 1.0, &[0]);
+        run(&step, &[&gemm, &moves], links.links(), &|| false).unwrap().spans
+    };
+    for (name, blocks, measured_gemm, measured_moves) in contests {
+        let share = blocks / 132.0;
+        // Each wholly beside the other one.
+        let gemm = run(1000.0, 100_000.0, share)[0].us() / 1000.0;
+        let moves = run(100_000.0, 1000.0, share)[1].us() / 1000.0;
+        println!(
+            "{name}, {blocks} blocks: GEMM {gemm:.3} ({measured_gemm}), moves {moves:.2} ({measured_moves})"
+        );
+        assert!((0.9..1.1).contains(&(gemm / measured_gemm)), "{name}: {gemm}");
+        assert!((0.55..1.8).contains(&(moves / measured_moves)), "{name}: {moves}");
+    }
+}
+
+/// Computing that leaves multiprocessors free is not held up, nor holds anything up.
+#[test]
+fn computing_says_what_it_takes() {
+    let text = |share: &str| {
+        format!(
+            "[[op]]\nname = 'a'\ncompute_us = 1000\n{share}\n[[op]]\nname = 'sum'\n\
+             collective = 'all_reduce'\nbytes = '64M'\n"
+        )
+    };
+    let cluster = cluster(PAIR);
+    let times = |share: &str| {
+        let (step, alone, timeline) = simulate(&cluster, &text(share)).unwrap();
+        let length = |name| span(&step, &timeline, name).1 - span(&step, &timeline, name).0;
+        (length("a"), length("sum") / alone[1].us())
+    };
+    let (whole, beside) = times("");
+    assert!(whole > 1005.0 && beside > 1.5, "{whole} µs, {beside}");
+    let (whole, beside) = times("multiprocessors = 0.0");
+    assert!((whole - 1000.0).abs() < 1e-3 && (beside - 1.0).abs() < 1e-6, "{whole} µs, {beside}");
+    let wrong = StepFile::parse(&text("multiprocessors = 2.0")).unwrap().step(8).unwrap_err();
+    assert!(wrong.to_string().contains("from 0 to 1"), "{wrong}");
 }

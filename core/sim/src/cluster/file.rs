@@ -57,6 +57,8 @@ pub struct HostsFile {
     pub cache_mib: Option<f64>,
     /// Processors that ranks on the host device share.
     pub processors: Option<u32>,
+    /// Multiprocessors of a GPU.
+    pub multiprocessors: Option<u32>,
     /// NICs of a host.
     pub nics: Option<u32>,
     /// Gb/s of a NIC, each way.
@@ -150,6 +152,7 @@ impl HostsFile {
             memory_gbs: own.memory_gbs.or(below.memory_gbs),
             cache_mib: own.cache_mib.or(below.cache_mib),
             processors: own.processors.or(below.processors),
+            multiprocessors: own.multiprocessors.or(below.multiprocessors),
             nics: own.nics.or(below.nics),
             nic_gbps: own.nic_gbps.or(below.nic_gbps),
             gpu_direct: own.gpu_direct.or(below.gpu_direct),

@@ -48,6 +48,7 @@ impl Group {
             memory_gbs: speed("memory_gbs", file.memory_gbs.unwrap_or(preset.memory_gbs))?,
             cache_mib: speed("cache_mib", file.cache_mib.unwrap_or(preset.cache_mib))?,
             processors: parts("processors", file.processors.unwrap_or(preset.processors), 1)?,
+            multiprocessors: multiprocessors(file, preset, device)?,
             nics: parts("nics", file.nics.unwrap_or(preset.nics), 1)?,
             nic_gbps: speed("nic_gbps", file.nic_gbps.unwrap_or(preset.nic_gbps))?,
             gpu_direct: file.gpu_direct.unwrap_or(preset.gpu_direct),
@@ -83,6 +84,17 @@ impl Group {
     /// A host of the group, under the constants of the cost model.
     pub fn host(&self, constants: &Constants) -> Host {
         Host { wire_gbs: self.wire_gbs.unwrap_or(constants.wire_gbs), ..self.host.clone() }
+    }
+}
+
+/// The multiprocessors of a GPU, whatever the preset says of hosts without any.
+fn multiprocessors(file: &HostsFile, preset: &Preset, device: DeviceKind) -> Result<u32> {
+    /// The number of a GPU of which nothing else is known.
+    const USUAL: u32 = 132;
+    match (device, file.multiprocessors, preset.multiprocessors) {
+        (DeviceKind::Host, ..) => Ok(0),
+        (_, None, 0) => Ok(USUAL),
+        (_, own, known) => parts("multiprocessors", own.unwrap_or(known), 1),
     }
 }
 

@@ -39,6 +39,8 @@ pub struct Host {
     pub cache_mib: f64,
     /// The number of processors.
     pub processors: u32,
+    /// The multiprocessors of a GPU; 0 without GPUs.
+    pub multiprocessors: u32,
     /// The number of NICs.
     pub nics: u32,
     /// Gb/s of a NIC, each way.
@@ -210,6 +212,11 @@ impl Cluster {
     /// The host of a number.
     pub fn host(&self, host: u32) -> &Host {
         &self.kinds[self.hosts[host as usize] as usize]
+    }
+
+    /// True if its ranks have GPUs.
+    pub fn has_gpus(&self) -> bool {
+        self.topology.device != DeviceKind::Host
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Preset {
     pub cache_mib: f64,
     /// The number of processors.
     pub processors: u32,
+    /// The multiprocessors of a GPU; 0 without GPUs.
+    pub multiprocessors: u32,
     /// The number of NICs.
     pub nics: u32,
     /// Gb/s of a NIC.
@@ -47,6 +49,7 @@ const HGX_H200: Preset = Preset {
     memory_gbs: 400.0,
     cache_mib: 32.0,
     processors: 112,
+    multiprocessors: 132,
     nics: 8,
     nic_gbps: 400.0,
     gpu_direct: true,
@@ -67,6 +70,7 @@ pub const PRESETS: [Preset; 4] = [
         memory_gbs: 300.0,
         cache_mib: 32.0,
         processors: 128,
+        multiprocessors: 108,
         nic_gbps: 200.0,
         ..HGX_H200
     },
@@ -82,6 +86,7 @@ pub const PRESETS: [Preset; 4] = [
         memory_gbs: 40.0,
         cache_mib: 32.0,
         processors: 16,
+        multiprocessors: 0,
         nics: 1,
         nic_gbps: 25.0,
         gpu_direct: false,

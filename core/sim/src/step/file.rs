@@ -75,6 +75,8 @@ pub struct OpFile {
     pub name: Option<String>,
     /// The time for which ranks compute, in µs.
     pub compute_us: Option<f64>,
+    /// The share of the multiprocessors that computing takes; 1 if it is left out.
+    pub multiprocessors: Option<f64>,
     /// The collective, by NCCL's name.
     pub collective: Option<String>,
     /// Bytes of the larger buffer of a rank.
@@ -194,10 +196,18 @@ impl OpFile {
             Some(named) => named.numbers(ranks)?,
             None => (0..ranks).collect(),
         };
-        Ok((Kind::Compute { us }, ranks))
+        let multiprocessors = self.multiprocessors.unwrap_or(1.0);
+        if !(0.0..=1.0).contains(&multiprocessors) {
+            let what = format!("multiprocessors = {multiprocessors} cannot be");
+            return Err(wrong(what, "write the share that computing takes, from 0 to 1"));
+        }
+        Ok((Kind::Compute { us, multiprocessors }, ranks))
     }
 
     fn collected(&self, name: &str) -> Result<Kind> {
+        if self.multiprocessors.is_some() {
+            return Err(wrong("multiprocessors are for computing", "leave them out"));
+        }
         // People write both.
         let known =
             if name == "all_to_all" { Some(Collective::AllToAll) } else { Collective::from_name(name) };

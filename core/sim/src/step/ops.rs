@@ -44,6 +44,8 @@ pub enum Kind {
     Compute {
         /// The time in µs.
         us: f64,
+        /// The share of the multiprocessors that it takes, 0 to 1.
+        multiprocessors: f64,
     },
     /// Every communicator calls a collective.
     Collective(Collected),
