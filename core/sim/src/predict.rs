@@ -179,9 +179,11 @@ impl<'a> Twin<'a> {
     }
 
     /// The share of a GPU's multiprocessors that the kernels of a call take; 0 without GPUs. Beside copy
-    /// engines only kernels that combine take any.
+    /// engines only kernels that combine take any. Between hosts it is 0 as well: blocks are few and mostly
+    /// wait for the network, and nobody has measured what computing beside them costs.
     pub fn multiprocessors(&self, decision: &Decision, config: &PlanConfig) -> f64 {
         let blocks = match decision.route.executor {
+            _ if self.topology.hosts() > 1 => 0,
             Executor::Host => 0,
             Executor::CopyEngine if decision.key.collective.reduces() => config.reducing_ctas.max(1),
             Executor::CopyEngine => 0,
