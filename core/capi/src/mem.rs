@@ -68,7 +68,7 @@ nccl_api! {
             return if known { Ok(()) } else { unknown() };
         };
         conceal(&live, window);
-        live.comm.drop_window_for_kernels(window.handle).map(drop)
+        live.comm.drop_window_for_kernels(window.place).map(drop)
     }
 
     /// The address that a window was made from.

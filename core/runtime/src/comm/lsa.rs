@@ -47,8 +47,8 @@ impl Comm {
         self.state().map(|state| state.lsa.missing())
     }
 
-    /// Makes a window that kernels can use of a symmetric window with the number of [`Comm::expose`], and
-    /// hands `then` its handle; none if the memory of some rank does not allow it. Collective.
+    /// Maps a symmetric window with the number of [`Comm::expose`], and hands `then` the handle by which
+    /// kernels use it; none if the memory of some rank does not allow that. Collective.
     ///
     /// # Errors
     /// Another rank did not answer, mapping failed, or what `then` says.
@@ -69,14 +69,14 @@ impl Comm {
         })
     }
 
-    /// Takes a window for kernels back; false if the handle is of none.
+    /// Takes the window with this number back; false if it is not mapped.
     ///
     /// # Errors
     /// The driver refused.
-    pub fn drop_window_for_kernels(&self, handle: u64) -> Result<bool> {
+    pub fn drop_window_for_kernels(&self, number: u64) -> Result<bool> {
         let Some(state) = self.holder()? else { return Ok(false) };
         state.wait_for_streams_puts();
-        state.lsa.deregister(handle)
+        state.lsa.deregister(number)
     }
 
     /// The address at which this rank's kernels find an offset of a window of a rank of the load-store team.

@@ -69,7 +69,7 @@ impl CommState {
 
     /// Puts into a window of a rank that is not in this process. Over when the bytes may change.
     pub(super) fn put_elsewhere(&self, peer: u32, put: &Put, wait: &Wait) -> Result<()> {
-        // A window that kernels cannot use is mapped nowhere; the peer refuses what does not fit it.
+        // A window for the host alone is mapped nowhere; the peer refuses what does not fit it.
         let mapped = self.lsa.row((put.window, put.offset, put.bytes), peer).ok().flatten();
         match mapped {
             Some(there) => {

@@ -1,7 +1,10 @@
 //! The exchange by which the ranks of a load-store team map each other's memory.
 //!
-//! Each tells the others which pieces its buffer lies in, or why they cannot have it; then all map all rows,
-//! and tell each other how that went. So all decide alike: either everybody has the mapping or nobody.
+//! Each tells the others which memory its buffer lies in, or why they cannot have it; then all map that of
+//! all, and tell each other how that went. So all decide alike: either everybody has the mapping or nobody.
+//!
+//! Memory of CUDA's VMM is mapped side by side, in rows of one length, as kernels of users need it. That of
+//! `cudaMalloc` cannot be; if all ranks have such (`allocation.rs`), each finds that of the others somewhere.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +12,11 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use hawser_base::error::{Error, Result};
 use hawser_base::wait::Wait;
-use hawser_device::{FlatMaps, Memory, Pieces, Row};
+use hawser_device::{Device, FlatMaps, Memory, Pieces, Row};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
+use super::allocation::{Allocation, Opened};
 use super::layout::STRIDE_UNIT;
 use crate::bootstrap::{Bootstrap, Tag};
 use crate::record;
@@ -58,26 +62,27 @@ impl Team {
     }
 }
 
-/// A mapping of the memory of all ranks of a team.
-pub struct Flat {
-    /// The range, a row for each rank.
-    rows: Memory,
-    /// The place of the buffers in their rows.
-    at: u64,
-    /// Distance between the buffers of two neighbours.
-    pub stride: u64,
-    /// By rank of the team: the length of its buffer.
-    pub lengths: Vec<u64>,
-    /// By rank of the team: the address of rank 0's buffer there; empty unless all ranks lend their buffers
-    /// to collectives.
-    pub bases: Vec<u64>,
+/// The memory of a buffer, as others map it.
+pub enum Share {
+    /// Pieces of CUDA's VMM.
+    Pieces(Pieces),
+    /// An allocation of `cudaMalloc`.
+    Allocation(Allocation),
 }
 
-impl Flat {
-    /// Address of rank 0's buffer.
-    pub fn base(&self) -> u64 {
-        self.rows.addr + self.at
-    }
+/// A mapping of the memory of all ranks of a team.
+pub struct Mapping {
+    /// By rank of the team: the address of its buffer here.
+    pub places: Vec<u64>,
+    /// Distance between the buffers of two neighbours; the reason why they do not lie side by side, if so.
+    pub stride: std::result::Result<u64, String>,
+    /// By rank of the team: the length of its buffer.
+    pub lengths: Vec<u64>,
+    /// By rank of the team: the address of this rank's buffer there; empty unless all ranks lend their
+    /// buffers to collectives.
+    pub seen_at: Vec<u64>,
+    /// Whatever keeps the memory mapped.
+    _memory: Vec<Arc<Memory>>,
 }
 
 /// Memory that a rank offers.
@@ -93,6 +98,8 @@ struct Offer {
     pieces: Vec<u64>,
     /// The place of their descriptors in the table of the process.
     key: u64,
+    /// What the buffer lies in instead of pieces.
+    allocation: Option<Allocation>,
 }
 
 /// The memory, or the reason why there is none.
@@ -102,10 +109,10 @@ type OfferRecord = std::result::Result<Offer, String>;
 type OutcomeRecord = std::result::Result<Mapped, String>;
 
 /// The memory of a team as a rank has mapped it.
-#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+#[derive(Debug, Clone, Serialize, Deserialize)]
 struct Mapped {
-    /// The address of rank 0's buffer; 0 if all buffers are empty.
-    base: u64,
+    /// As [`Mapping::places`]; none if all buffers are empty.
+    places: Vec<u64>,
     /// The rank lends its buffer to collectives.
     is_lent: bool,
 }
@@ -145,6 +152,10 @@ pub struct Exchange<'a> {
     pub bootstrap: &'a Bootstrap,
     /// The ranks that take part.
     pub team: &'a Team,
+    /// The device that maps them.
+    pub device: &'a dyn Device,
+    /// The allocations of other ranks that are open.
+    pub opened: &'a Opened,
     /// Its number, the same on all ranks.
     pub number: u32,
     /// This rank lends its buffer to collectives, if all others do.
@@ -154,7 +165,7 @@ pub struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
-    /// Maps the buffers of all ranks: this rank's is `bytes` long, in `pieces`. The inner error is what ranks
+    /// Maps the buffers of all ranks: this rank's is `bytes` long, in `share`. The inner error is what ranks
     /// agree on, so the communicator goes on; empty buffers map nothing.
     ///
     /// # Errors
@@ -164,9 +175,9 @@ impl Exchange<'_> {
         maps: &dyn FlatMaps,
         purpose: Purpose,
         (addr, bytes): (u64, u64),
-        pieces: Result<Option<Pieces>>,
-    ) -> Result<Result<Option<Flat>>> {
-        let (own, descriptors) = offer(purpose, (addr, bytes), pieces);
+        share: Result<Option<Share>>,
+    ) -> Result<Result<Option<Mapping>>> {
+        let (own, descriptors) = offer(purpose, (addr, bytes), share);
         let shown = Shown::new(descriptors);
         let own = own.map(|offer| Offer { key: shown.key, ..offer });
         let offers: Vec<OfferRecord> = self.offer(&own)?;
@@ -174,21 +185,27 @@ impl Exchange<'_> {
             Ok(plan) => plan,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let received = self.pass_descriptors(&plan, &shown.descriptors)?;
-        let flat = if plan.stride == 0 { Ok(None) } else { plan.lay_out(maps, &received).map(Some) };
-        self.agree(flat)
+        let mapping = match plan {
+            Plan::Rows(rows) => {
+                let received = self.pass_descriptors(&rows, &shown.descriptors)?;
+                if rows.stride == 0 { Ok(None) } else { rows.lay_out(maps, &received).map(Some) }
+            }
+            Plan::Apart(allocations) => self.open(&allocations).map(Some),
+        };
+        self.agree(mapping)
     }
 
     /// Tells all ranks how mapping went: everybody has the mapping, or nobody.
-    fn agree(&self, flat: Result<Option<Flat>>) -> Result<Result<Option<Flat>>> {
-        let base = |flat: &Option<Flat>| flat.as_ref().map_or(0, Flat::base);
-        let outcome: OutcomeRecord = flat
+    fn agree(&self, mapping: Result<Option<Mapping>>) -> Result<Result<Option<Mapping>>> {
+        let places =
+            |mapping: &Option<Mapping>| mapping.as_ref().map_or_else(Vec::new, |one| one.places.clone());
+        let outcome: OutcomeRecord = mapping
             .as_ref()
-            .map(|flat| Mapped { base: base(flat), is_lent: self.is_lent })
+            .map(|mapping| Mapped { places: places(mapping), is_lent: self.is_lent })
             .map_err(ToString::to_string);
         let outcomes: Vec<OutcomeRecord> = self.tell_outcome(&outcome)?;
-        let flat = match flat {
-            Ok(flat) => flat,
+        let mapping = match mapping {
+            Ok(mapping) => mapping,
             Err(error) => return Ok(Err(error)),
         };
         let mut mapped = Vec::with_capacity(outcomes.len());
@@ -198,9 +215,30 @@ impl Exchange<'_> {
                 Err(text) => return Ok(Err(self.of(rank, Error::remote(text)))),
             }
         }
-        let is_lent = mapped.iter().all(|one| one.is_lent);
-        let bases = if is_lent { mapped.iter().map(|one| one.base).collect() } else { Vec::new() };
-        Ok(Ok(flat.map(|flat| Flat { bases, ..flat })))
+        let own_place = |one: &Mapped| one.places.get(self.team.rank as usize).copied();
+        let seen_at = mapped.iter().map(|one| own_place(one).filter(|_| one.is_lent)).collect::<Option<_>>();
+        Ok(Ok(mapping.map(|mapping| Mapping { seen_at: seen_at.unwrap_or_default(), ..mapping })))
+    }
+
+    /// Opens the allocations of all ranks, with the lengths of their buffers.
+    fn open(&self, allocations: &[(Allocation, u64)]) -> Result<Mapping> {
+        let (mut places, mut memory) = (Vec::with_capacity(allocations.len()), Vec::new());
+        for (rank, (allocation, _)) in (0..).zip(allocations) {
+            let opened = if rank == self.team.rank {
+                None
+            } else if self.team.is_elsewhere[rank as usize] {
+                let peer = self.team.first + rank;
+                Some(self.opened.open(self.device, peer, allocation).map_err(|error| self.of(rank, error))?)
+            } else {
+                self.device.reach(allocation.ordinal).map_err(|error| self.of(rank, error))?;
+                None
+            };
+            places.push(allocation.place(opened.as_deref()));
+            memory.extend(opened);
+        }
+        let stride = Err(allocations.first().map_or_else(String::new, |(first, _)| first.why_apart.clone()));
+        let lengths = allocations.iter().map(|(_, bytes)| *bytes).collect();
+        Ok(Mapping { places, stride, lengths, seen_at: Vec::new(), _memory: memory })
     }
 
     /// Tells all ranks of the team what this one offers, and learns their offers.
@@ -264,7 +302,7 @@ impl Exchange<'_> {
         error.context(format_args!("rank {rank}")).with_peer(rank)
     }
 
-    /// The rows that the offers make; the first reason why there are none.
+    /// What the offers come to; the first reason why it is nothing.
     fn plan(&self, offers: &[OfferRecord], purpose: Purpose) -> Result<Plan> {
         let mut good = Vec::with_capacity(offers.len());
         for (rank, offer) in (0..).zip(offers) {
@@ -282,7 +320,7 @@ impl Exchange<'_> {
     }
 
     /// The descriptors of all ranks' pieces; those of this rank among them.
-    fn pass_descriptors(&self, plan: &Plan, own: &Arc<Vec<OwnedFd>>) -> Result<Vec<Arc<Vec<OwnedFd>>>> {
+    fn pass_descriptors(&self, plan: &Rows, own: &Arc<Vec<OwnedFd>>) -> Result<Vec<Arc<Vec<OwnedFd>>>> {
         for peer in self.team.others().filter(|peer| self.team.is_elsewhere[*peer as usize]) {
             for descriptor in own.iter() {
                 self.send_descriptor(peer, descriptor.as_fd())?;
@@ -308,23 +346,48 @@ impl Exchange<'_> {
 fn offer(
     purpose: Purpose,
     (addr, bytes): (u64, u64),
-    pieces: Result<Option<Pieces>>,
+    share: Result<Option<Share>>,
 ) -> (OfferRecord, Vec<OwnedFd>) {
-    let mut offer = Offer { purpose, bytes, before: 0, granularity: 1, pieces: Vec::new(), key: 0 };
-    match pieces {
-        Err(error) => (Err(error.to_string()), Vec::new()),
-        Ok(None) => (Ok(offer), Vec::new()),
-        Ok(Some(Pieces { base, pieces, granularity })) => {
+    let mut offer =
+        Offer { purpose, bytes, before: 0, granularity: 1, pieces: Vec::new(), key: 0, allocation: None };
+    let mut descriptors = Vec::new();
+    match share {
+        Err(error) => return (Err(error.to_string()), descriptors),
+        Ok(None) => {}
+        Ok(Some(Share::Allocation(allocation))) => offer.allocation = Some(allocation),
+        Ok(Some(Share::Pieces(Pieces { base, pieces, granularity }))) => {
             (offer.before, offer.granularity) = (addr - base, granularity);
-            let descriptors;
             (offer.pieces, descriptors) = pieces.into_iter().unzip();
-            (Ok(offer), descriptors)
+        }
+    }
+    (Ok(offer), descriptors)
+}
+
+/// The way in which ranks map each other's memory, the same on all ranks.
+enum Plan {
+    /// Side by side.
+    Rows(Rows),
+    /// Each allocation for itself; with the lengths of the buffers.
+    Apart(Vec<(Allocation, u64)>),
+}
+
+impl Plan {
+    /// The error names the rank of the team whose offer does not fit.
+    fn new(offers: Vec<Offer>) -> std::result::Result<Self, (u32, Error)> {
+        let apart = |offer: &Offer| Some((offer.allocation.clone()?, offer.bytes));
+        if let Some(allocations) = offers.iter().map(apart).collect() {
+            return Ok(Self::Apart(allocations));
+        }
+        let other = (0..).zip(&offers).find_map(|(rank, offer)| Some((rank, offer.allocation.as_ref()?)));
+        match other {
+            Some((rank, other)) => Err((rank, Error::invalid_usage(other.why_apart.as_str()))),
+            None => Rows::new(offers).map(Self::Rows),
         }
     }
 }
 
 /// The places of all pieces, the same on all ranks.
-struct Plan {
+struct Rows {
     offers: Vec<Offer>,
     /// The place of the buffers in their rows.
     at: u64,
@@ -332,7 +395,7 @@ struct Plan {
     stride: u64,
 }
 
-impl Plan {
+impl Rows {
     /// The error names the rank of the team whose offer does not fit.
     fn new(offers: Vec<Offer>) -> std::result::Result<Self, (u32, Error)> {
         let at = offers.iter().map(|offer| offer.before).max().unwrap_or(0);
@@ -361,7 +424,7 @@ impl Plan {
         Ok(Self { offers, at, stride: longest.next_multiple_of(STRIDE_UNIT) })
     }
 
-    fn lay_out(&self, maps: &dyn FlatMaps, descriptors: &[Arc<Vec<OwnedFd>>]) -> Result<Flat> {
+    fn lay_out(&self, maps: &dyn FlatMaps, descriptors: &[Arc<Vec<OwnedFd>>]) -> Result<Mapping> {
         let rows: Vec<Row<'_>> = self
             .offers
             .iter()
@@ -372,8 +435,11 @@ impl Plan {
             })
             .collect();
         let rows = maps.lay_out(self.stride, &rows)?;
+        let places =
+            (0..self.offers.len() as u64).map(|rank| rows.addr + rank * self.stride + self.at).collect();
         let lengths = self.offers.iter().map(|offer| offer.bytes).collect();
-        Ok(Flat { rows, at: self.at, stride: self.stride, lengths, bases: Vec::new() })
+        let memory = vec![Arc::new(rows)];
+        Ok(Mapping { places, stride: Ok(self.stride), lengths, seen_at: Vec::new(), _memory: memory })
     }
 }
 
@@ -383,25 +449,39 @@ mod tests {
 
     fn offer(before: u64, pieces: &[u64]) -> Offer {
         let (purpose, pieces) = (Purpose::Window, pieces.to_vec());
-        Offer { purpose, bytes: 100, before, granularity: 2 << 20, pieces, key: 0 }
+        Offer { purpose, bytes: 100, before, granularity: 2 << 20, pieces, key: 0, allocation: None }
     }
 
     #[test]
     fn buffers_have_one_place_in_rows_whatever_is_around_them() {
         let page = 2 << 20;
-        let plan = Plan::new(vec![offer(page + 64, &[3 * page]), offer(64, &[page, page])]).unwrap();
+        let plan = Rows::new(vec![offer(page + 64, &[3 * page]), offer(64, &[page, page])]).unwrap();
         assert_eq!((plan.at, plan.stride), (page + 64, STRIDE_UNIT));
-        let long = Plan::new(vec![offer(0, &[STRIDE_UNIT]), offer(page, &[2 * page])]).unwrap();
+        let long = Rows::new(vec![offer(0, &[STRIDE_UNIT]), offer(page, &[2 * page])]).unwrap();
         assert_eq!((long.at, long.stride), (page, 2 * STRIDE_UNIT), "the first one begins a page later");
-        assert_eq!(Plan::new(vec![offer(0, &[]), offer(0, &[])]).unwrap().stride, 0);
+        assert_eq!(Rows::new(vec![offer(0, &[]), offer(0, &[])]).unwrap().stride, 0);
     }
 
     #[test]
     fn what_does_not_fit_is_refused_with_its_rank() {
-        let (rank, error) = Plan::new(vec![offer(0, &[1]), offer(64, &[1])]).err().unwrap();
+        let (rank, error) = Rows::new(vec![offer(0, &[1]), offer(64, &[1])]).err().unwrap();
         assert!(rank == 1 && error.text.contains("0x40 behind"), "{error}");
         let resources = |bytes| Offer { purpose: Purpose::Resources, bytes, ..offer(0, &[1]) };
-        let (rank, error) = Plan::new(vec![resources(1), resources(1), resources(2)]).err().unwrap();
+        let (rank, error) = Rows::new(vec![resources(1), resources(1), resources(2)]).err().unwrap();
         assert!(rank == 2 && error.text.contains("asks for 2 bytes"), "{error}");
+    }
+    #[test]
+    fn allocations_stay_apart_and_all_ranks_have_such_or_none() {
+        let apart = |why: &str| Offer { allocation: Some(Allocation::example(why)), ..offer(0, &[]) };
+        let Ok(Plan::Apart(all)) = Plan::new(vec![apart("a"), apart("b")]) else { panic!("not apart") };
+        assert_eq!(
+            all.iter().map(|(one, bytes)| (&*one.why_apart, *bytes)).collect::<Vec<_>>(),
+            [("a", 100), ("b", 100)]
+        );
+        for offers in [vec![offer(0, &[1]), apart("b")], vec![apart("b"), offer(0, &[1])]] {
+            let wanted = offers.iter().position(|offer| offer.allocation.is_some()).unwrap() as u32;
+            let (rank, error) = Plan::new(offers).err().unwrap();
+            assert!(rank == wanted && error.text.contains('b'), "{error}");
+        }
     }
 }

@@ -5,7 +5,11 @@
 //! handle is the address of a struct in device memory ([`layout`]), which kernels follow. A table of windows
 //! and the resources of communicators for kernels ([`resources`]) lie there too. Nothing here launches
 //! anything: kernels are the user's.
+//!
+//! The library's own kernels and puts find windows of other ranks by an address for each. So windows whose
+//! memory cannot lie side by side (`allocation`) are mapped too, for them alone.
 
+mod allocation;
 mod exchange;
 pub mod layout;
 pub mod resources;
@@ -20,7 +24,8 @@ use hawser_base::log::{self, Subsys};
 use hawser_base::wait::Wait;
 use hawser_device::{Device, FlatMaps, HeapKind, Memory, size_text};
 
-use self::exchange::{Exchange, Flat, Purpose};
+use self::allocation::{Allocation, Opened};
+use self::exchange::{Exchange, Mapping, Purpose, Share};
 use self::layout::{NEXT_PART, STRIDE_UNIT, TABLE_ENTRIES, TableEntry, TablePart, WindowImage};
 use crate::bootstrap::Bootstrap;
 use crate::gin::Network;
@@ -41,6 +46,8 @@ pub struct Lsa {
     /// Some window is lent by all ranks.
     has_lent: AtomicBool,
     exchanges: AtomicU32,
+    /// The allocations of other processes that windows lie in.
+    opened: Opened,
     /// The ranks of the team have tried to share the words of signals.
     has_tried_words: AtomicBool,
     state: Mutex<State>,
@@ -48,7 +55,7 @@ pub struct Lsa {
 
 /// The outcome of a registration.
 pub struct Registration {
-    /// The handle of the window; none where it is one of the host alone.
+    /// The handle of the window; none where kernels of the user cannot use it.
     pub handle: Result<Option<u64>>,
     /// The words of signals, if the ranks of the team share them from now on.
     pub words: Option<SignalWords>,
@@ -58,9 +65,9 @@ pub struct Registration {
 
 #[derive(Default)]
 struct State {
-    /// By handle.
+    /// By the addresses of their structs, which are the handles of those that kernels can use.
     windows: BTreeMap<u64, Window>,
-    /// The handles of windows, by the numbers that all ranks have for them.
+    /// These addresses, by the numbers that all ranks have for windows.
     numbers: BTreeMap<u64, u64>,
     table: Vec<Part>,
     /// Symmetric windows of the user that kernels cannot use, and why the last one was none.
@@ -77,11 +84,11 @@ struct Part {
     held: [u64; TABLE_ENTRIES],
 }
 
-/// A window that kernels can use. Fields are dropped in this order.
+/// A window that all ranks of the team have mapped. Fields are dropped in this order.
 struct Window {
     image: Memory,
-    /// The rows of the team; none where this rank is alone in it.
-    flat: Option<Flat>,
+    /// The memory of the team; none where this rank is alone in it.
+    mapping: Option<Mapping>,
     /// The library's own memory, of a resource window.
     held: Option<Memory>,
     /// The network of the communicator for kernels whose resources it is.
@@ -96,21 +103,32 @@ struct Window {
 
 impl Window {
     /// The address of the buffer of the team's rank 0, and the distance to the next one.
-    fn place(&self) -> (u64, u64) {
-        self.flat.as_ref().map_or((self.addr, 0), |flat| (flat.base(), flat.stride))
+    ///
+    /// # Errors
+    /// The reason why the buffers do not lie side by side, so that kernels of the user cannot use them.
+    fn side_by_side(&self) -> std::result::Result<(u64, u64), String> {
+        match &self.mapping {
+            Some(mapping) => mapping.stride.clone().map(|stride| (mapping.places[0], stride)),
+            None => Ok((self.addr, 0)),
+        }
+    }
+
+    /// The address of the buffer of a rank of the team, and its length.
+    fn row(&self, rank: u32) -> (u64, u64) {
+        let of = |mapping: &Mapping| (mapping.places[rank as usize], mapping.lengths[rank as usize]);
+        self.mapping.as_ref().map_or((self.addr, self.bytes), of)
     }
 
     /// True if all ranks lend it to collectives.
     fn is_lent(&self) -> bool {
-        self.flat.as_ref().is_some_and(|flat| !flat.bases.is_empty())
+        self.mapping.as_ref().is_some_and(|mapping| !mapping.seen_at.is_empty())
     }
 
     /// By rank, what it adds to an address in this rank's buffer to find it; empty where not all ranks lend
     /// the window to collectives.
-    fn shifts(&self, team: &Team) -> Vec<u64> {
-        let Some(flat) = self.flat.as_ref().filter(|_| self.is_lent()) else { return Vec::new() };
-        let own = flat.stride.wrapping_mul(team.rank.into()).wrapping_sub(self.addr);
-        flat.bases.iter().map(|base| base.wrapping_add(own)).collect()
+    fn shifts(&self) -> Vec<u64> {
+        let seen_at = self.mapping.iter().flat_map(|mapping| &mapping.seen_at);
+        seen_at.map(|there| there.wrapping_sub(self.addr)).collect()
     }
 }
 
@@ -136,8 +154,19 @@ impl Lsa {
     ) -> Self {
         let (device, bootstrap) = (device.clone(), bootstrap.clone());
         let [has_lent, has_tried_words] = [false; 2].map(AtomicBool::new);
-        let (exchanges, state) = (AtomicU32::new(0), Mutex::default());
-        Self { team, device, bootstrap, missing, is_lent, has_lent, exchanges, has_tried_words, state }
+        let (exchanges, opened, state) = (AtomicU32::new(0), Opened::default(), Mutex::default());
+        Self {
+            team,
+            device,
+            bootstrap,
+            missing,
+            is_lent,
+            has_lent,
+            exchanges,
+            opened,
+            has_tried_words,
+            state,
+        }
     }
 
     /// The reason why kernels cannot have windows, if so.
@@ -150,9 +179,9 @@ impl Lsa {
         &self.team
     }
 
-    /// Makes a window that kernels can use of a symmetric window of the user with this number; none if some
-    /// rank's memory does not allow it. With the first one that all ranks of the team have mapped, they share
-    /// the words of signals. Collective.
+    /// Maps a symmetric window of the user with this number, and makes it one that kernels of the user can
+    /// use where the memory of all ranks allows it. With the first one that all ranks of the team have
+    /// mapped, they share the words of signals. Collective.
     ///
     /// # Errors
     /// Another rank did not answer. The error of the handle is, on all ranks alike: the memory does not allow
@@ -169,10 +198,10 @@ impl Lsa {
             1 => room.map(|room| (None, room)),
             _ => {
                 let maps = self.maps()?;
-                let pieces =
-                    room.as_ref().map_err(Error::clone).and_then(|_| maps.pieces(addr, bytes).map(Some));
-                let flat = self.exchange(wait).run(maps, Purpose::Window, (addr, bytes), pieces)?;
-                flat.and_then(|flat| Ok((flat, room?)))
+                let share = room.as_ref().map_err(Error::clone).and_then(|_| self.share(maps, (addr, bytes)));
+                let mapping =
+                    self.exchange(wait).run(maps, Purpose::Window, (addr, bytes), share.map(Some))?;
+                mapping.and_then(|mapping| Ok((mapping, room?)))
             }
         };
         let is_mapped = made.is_ok();
@@ -180,13 +209,30 @@ impl Lsa {
             is_mapped && self.team.ranks() > 1 && !self.has_tried_words.swap(true, Ordering::AcqRel);
         let words = if is_first { self.share_signal_words(limits, wait)? } else { None };
         let handle = match made {
-            Ok((flat, image)) => {
-                let window = Window { image, flat, held: None, network: None, number, addr, bytes };
-                self.enter(window).map(|(handle, ..)| Some(handle))
+            Ok((mapping, image)) => {
+                let window = Window { image, mapping, held: None, network: None, number, addr, bytes };
+                match window.side_by_side() {
+                    Ok(_) => self.enter(window).map(|(handle, ..)| Some(handle)),
+                    Err(why) => self.keep_from_kernels(window, why).map(|()| None),
+                }
             }
             Err(error) => self.keep_on_host(error),
         };
         Ok(Registration { handle, words, is_mapped })
+    }
+
+    /// The memory of a buffer, as others map it.
+    fn share(&self, maps: &dyn FlatMaps, buffer: (u64, u64)) -> Result<Share> {
+        let (addr, bytes) = buffer;
+        let why_apart = match maps.pieces(addr, bytes) {
+            Ok(pieces) => return Ok(Share::Pieces(pieces)),
+            Err(error) => error,
+        };
+        // Kernels of a communicator for kernels would follow the window's handle.
+        if self.state().dev_comms > 0 {
+            return Err(why_apart);
+        }
+        Allocation::around(&*self.device, buffer, &self.team, why_apart).map(Share::Allocation)
     }
 
     /// Memory for the struct of a window, and a free entry of the table. Taken before ranks agree, so that
@@ -201,29 +247,54 @@ impl Lsa {
         self.device.alloc((size_of::<WindowImage>() + numbers) as u64)
     }
 
-    /// Keeps a window that kernels cannot use as one of the host alone, unless a communicator for kernels is
-    /// there, whose kernels would follow its handle.
+    /// Keeps a window that is not mapped as one of the host alone, unless a communicator for kernels is there,
+    /// whose kernels would follow its handle.
     fn keep_on_host(&self, error: Error) -> Result<Option<u64>> {
         let mut state = self.state();
         if state.dev_comms > 0 {
             return Err(error.context("kernels cannot use the window"));
         }
         log::info(Subsys::Reg, || {
-            format!("rank {}: kernels cannot use the window: {error}", self.bootstrap.rank())
+            format!("rank {}: the window is one for the host alone: {error}", self.bootstrap.rank())
         });
         state.host_only = Some(error.to_string());
         Ok(None)
     }
 
-    /// Takes a window back. False if there is none with this handle.
+    /// Keeps a window that is mapped, but not as kernels of the user need it.
+    fn keep_from_kernels(&self, window: Window, why: String) -> Result<()> {
+        self.note_lent(&window);
+        log::info(Subsys::Reg, || {
+            let (rank, ranks, length) = (self.bootstrap.rank(), self.team.ranks(), size_text(window.bytes));
+            format!(
+                "rank {rank}: calls and puts reach a window of {length} of {ranks} ranks where it is; kernels \
+                 of the program cannot use it: {why}"
+            )
+        });
+        self.state().host_only = Some(why);
+        self.keep(window)
+    }
+
+    /// Takes a window of the user back. False if none with this number is mapped.
     ///
     /// # Errors
     /// The driver refused.
-    pub fn deregister(&self, handle: u64) -> Result<bool> {
+    pub fn deregister(&self, number: u64) -> Result<bool> {
+        let handle = self.state().numbers.get(&number).copied();
+        handle.map_or(Ok(false), |handle| self.drop_window(handle))
+    }
+
+    /// Takes a window back by the address of its struct. False if there is none.
+    fn drop_window(&self, handle: u64) -> Result<bool> {
         let mut state = self.state();
         let Some(window) = state.windows.remove(&handle) else { return Ok(false) };
-        state.numbers.remove(&window.number);
-        let cleared = self.replace(&mut state, handle, TableEntry::default());
+        if state.numbers.get(&window.number) == Some(&handle) {
+            state.numbers.remove(&window.number);
+        }
+        let cleared = match window.side_by_side() {
+            Ok(_) => self.replace(&mut state, handle, TableEntry::default()),
+            Err(_) => Ok(()),
+        };
         drop(state);
         // Unmapped when nothing is locked: that may wait for the GPU.
         drop(window);
@@ -233,7 +304,7 @@ impl Lsa {
     /// The address of a window of the team's rank `rank`, on this rank's device. None if kernels cannot use
     /// the window.
     pub fn address(&self, handle: u64, rank: u32, offset: u64) -> Option<u64> {
-        let (base, stride) = self.state().windows.get(&handle)?.place();
+        let (base, stride) = self.state().windows.get(&handle)?.side_by_side().ok()?;
         Some(base + u64::from(rank) * stride + offset)
     }
 
@@ -252,7 +323,7 @@ impl Lsa {
             let text = format!("window {number} is not registered with this communicator");
             return Err(Error::invalid_usage(text).remedy("deregister windows when no kernel uses them"));
         };
-        let length = window.flat.as_ref().map_or(window.bytes, |flat| flat.lengths[row as usize]);
+        let (begin, length) = window.row(row);
         if offset > length || bytes > length - offset {
             let text = format!(
                 "{bytes} bytes at offset {offset} do not fit window {number} of rank {rank}, which has \
@@ -260,8 +331,7 @@ impl Lsa {
             );
             return Err(Error::invalid_usage(text).remedy("pass offsets in bytes, and put less"));
         }
-        let (base, stride) = window.place();
-        Ok(Some(base + u64::from(row) * stride + offset))
+        Ok(Some(begin + offset))
     }
 
     /// The networks in kernels that are there, with their numbers.
@@ -288,7 +358,7 @@ impl Lsa {
     /// is lent.
     pub fn address_seen_by(&self, rank: u32, addr: u64, bytes: u64) -> Option<u64> {
         let state = self.state();
-        let shift = *state.lent(addr, bytes)?.shifts(&self.team).get(rank as usize)?;
+        let shift = *state.lent(addr, bytes)?.shifts().get(rank as usize)?;
         Some(addr.wrapping_add(shift))
     }
 
@@ -315,39 +385,52 @@ impl Lsa {
 
     fn exchange<'a>(&'a self, wait: &'a Wait) -> Exchange<'a> {
         let number = self.exchanges.fetch_add(1, Ordering::Relaxed);
-        Exchange { bootstrap: &self.bootstrap, team: &self.team, number, is_lent: self.is_lent, wait }
+        let (device, opened) = (&*self.device, &self.opened);
+        let (bootstrap, team, is_lent) = (&*self.bootstrap, &self.team, self.is_lent);
+        Exchange { bootstrap, team, device, opened, number, is_lent, wait }
     }
 
     /// Writes the struct of a window and enters it into the table. Answers the handle, the flat base, and the
     /// stride in its units.
     fn enter(&self, window: Window) -> Result<(u64, u64, u32)> {
+        self.note_lent(&window);
         // A resource window has no address that the user registered.
         let base = if window.held.is_some() { 0 } else { window.addr };
         let entry = TableEntry { base, bytes: window.bytes, window: window.image.addr };
-        // All ranks have agreed by now, and choose alike from here on, whatever fails on this one.
-        if window.is_lent() {
-            self.has_lent.store(true, Ordering::Release);
-        }
-        let (base, stride) = window.place();
+        let (handle, length) = (window.image.addr, size_text(window.bytes));
+        let (base, stride) = window.side_by_side().map_err(Error::internal)?;
         let stride_4g = (stride / STRIDE_UNIT) as u32;
         let places = (self.team.rank, self.bootstrap.rank());
         let image = WindowImage::new(base, stride_4g, places, window.number);
-        let handle = window.image.addr;
         self.device.upload(handle, bytes_of(std::slice::from_ref(&image)))?;
-        let shifts = window.shifts(&self.team);
+        self.keep(window)?;
+        self.replace(&mut self.state(), 0, entry)?;
+        log::info(Subsys::Reg, || {
+            let (rank, ranks) = (self.bootstrap.rank(), self.team.ranks());
+            let place = format!("{base:#x} with stride {stride:#x}");
+            format!("rank {rank}: kernels have a window of {length} of {ranks} ranks at {place}")
+        });
+        Ok((handle, base, stride_4g))
+    }
+
+    /// Notes that there is a window which all ranks have mapped: they have agreed by now, and choose alike
+    /// from here on, whatever fails on this one.
+    fn note_lent(&self, window: &Window) {
+        if window.is_lent() {
+            self.has_lent.store(true, Ordering::Release);
+        }
+    }
+
+    /// Keeps a window that is mapped, with the numbers by which other ranks find it.
+    fn keep(&self, window: Window) -> Result<()> {
+        let (handle, shifts) = (window.image.addr, window.shifts());
         if !shifts.is_empty() {
             self.device.upload(handle + size_of::<WindowImage>() as u64, bytes_of(&shifts))?;
         }
         let mut state = self.state();
-        self.replace(&mut state, 0, entry)?;
-        log::info(Subsys::Reg, || {
-            let (rank, ranks, length) = (self.bootstrap.rank(), self.team.ranks(), size_text(window.bytes));
-            let place = format!("{base:#x} with stride {stride:#x}");
-            format!("rank {rank}: kernels have a window of {length} of {ranks} ranks at {place}")
-        });
         state.numbers.insert(window.number, handle);
         state.windows.insert(handle, window);
-        Ok((handle, base, stride_4g))
+        Ok(())
     }
 
     fn add_part(&self, state: &mut State) -> Result<()> {

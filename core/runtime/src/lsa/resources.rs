@@ -6,7 +6,7 @@ use hawser_base::error::{Error, Result};
 use hawser_base::wait::Wait;
 use hawser_device::Memory;
 
-use super::exchange::{Flat, Purpose};
+use super::exchange::{Mapping, Purpose, Share};
 use super::layout::{Barriers, DevCommImage, Family, HANDLE_UNIT, NetworkBarriers, NetworkImage};
 use super::{Lsa, Window, resource_memory};
 use crate::gin::{Form, Needs, Network};
@@ -134,22 +134,24 @@ impl Lsa {
         let number = self.network_number(wanted);
         let prepared = self.prepare(wanted, ranks);
         let bytes = prepared.as_ref().map_or(0, |prepared| prepared.places.bytes);
-        let flat = match self.team.ranks() {
+        let mapping = match self.team.ranks() {
             1 => Ok(None),
             _ => {
                 let maps = self.maps()?;
                 let addr = prepared.as_ref().ok().and_then(|prepared| Some(prepared.memory.as_ref()?.addr));
-                let pieces = match &prepared {
-                    Ok(Prepared { memory: Some(memory), .. }) => maps.pieces(memory.addr, bytes).map(Some),
+                let share = match &prepared {
+                    Ok(Prepared { memory: Some(memory), .. }) => {
+                        maps.pieces(memory.addr, bytes).map(|pieces| Some(Share::Pieces(pieces)))
+                    }
                     Ok(_) => Ok(None),
                     Err(error) => Err(error.clone()),
                 };
-                self.exchange(wait).run(maps, Purpose::Resources, (addr.unwrap_or(0), bytes), pieces)?
+                self.exchange(wait).run(maps, Purpose::Resources, (addr.unwrap_or(0), bytes), share)?
             }
         };
-        let ready = flat.and_then(|flat| Ok((flat, prepared?)));
-        let made = ready.and_then(|(flat, prepared)| {
-            self.dev_comm(wanted, (ranks, abort_flag), flat, (prepared, number))
+        let ready = mapping.and_then(|mapping| Ok((mapping, prepared?)));
+        let made = ready.and_then(|(mapping, prepared)| {
+            self.dev_comm(wanted, (ranks, abort_flag), mapping, (prepared, number))
         });
         Ok(if number.is_some() { self.agree_with_all(made, wait)? } else { made })
     }
@@ -191,7 +193,7 @@ impl Lsa {
         &self,
         wanted: &Wanted,
         (ranks, abort_flag): (u32, u64),
-        flat: Option<Flat>,
+        mapping: Option<Mapping>,
         (Prepared { places, room, memory, network }, number): (Prepared, Option<u64>),
     ) -> Result<DevComm> {
         let mut answer = DevComm { image: Vec::new(), parts: places.parts, network: None };
@@ -202,7 +204,7 @@ impl Lsa {
                 answer.network = number.map(|number| (number, window));
                 let (number, network) = (RESOURCES + number.unwrap_or(NO_NETWORK), network.clone());
                 let held = Some(memory);
-                self.enter(Window { image: room, flat, held, network, number, addr, bytes })?
+                self.enter(Window { image: room, mapping, held, network, number, addr, bytes })?
             }
             None => (0, 0, 0),
         };
@@ -256,7 +258,7 @@ impl Lsa {
             network = window.map(|window| window.number - RESOURCES);
         }
         if resource_window != 0 {
-            self.deregister(resource_window)?;
+            self.drop_window(resource_window)?;
         }
         self.state().dev_comms -= 1;
         Ok(network)
