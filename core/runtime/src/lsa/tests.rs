@@ -1,6 +1,8 @@
 //! Windows and communicators for kernels on the stand-in for CUDA's driver, whose device memory is memory of
 //! the host: these tests find addresses as NVIDIA's device code does, and use them.
 
+mod allocations;
+
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 
@@ -39,8 +41,13 @@ fn lsa_pointer(window: u64, offset: u64, rank: u32) -> u64 {
     image.flat_base + (u64::from(rank * image.stride_4g) << 32) + offset
 }
 
-/// Registers a window on all ranks, in a group.
+/// Registers a window on all ranks, in a group. Nobody asks for it by its number.
 fn register(comms: &[Comm], buffers: &[(u64, u64)]) -> Vec<Result<Option<u64>>> {
+    register_as(0, comms, buffers)
+}
+
+/// Registers a window with a number on all ranks, in a group.
+fn register_as(number: u64, comms: &[Comm], buffers: &[(u64, u64)]) -> Vec<Result<Option<u64>>> {
     let mut coming: Vec<Receiver<Result<Option<u64>>>> = Vec::new();
     group::start().unwrap();
     for (comm, buffer) in comms.iter().zip(buffers) {
@@ -50,7 +57,7 @@ fn register(comms: &[Comm], buffers: &[(u64, u64)]) -> Vec<Result<Option<u64>>> 
             sender.send(made).unwrap();
             Ok(())
         };
-        comm.make_window_for_kernels(0, *buffer, then).unwrap();
+        comm.make_window_for_kernels(number, *buffer, then).unwrap();
         assert!(coming.last().unwrap().try_recv().is_err(), "nothing happens before the end of the group");
     }
     group::end().unwrap();
@@ -111,9 +118,9 @@ fn kernels_find_the_windows_of_all_ranks() {
         // Nothing is left of windows that came and went.
         let before = fake("fake_live");
         for _ in 0..20 {
-            let windows = register(&comms, &buffers).into_iter().map(|made| made.unwrap().unwrap());
-            for (comm, window) in comms.iter().zip(windows) {
-                assert!(comm.drop_window_for_kernels(window).unwrap());
+            assert!(register_as(1, &comms, &buffers).iter().all(Result::is_ok));
+            for comm in &comms {
+                assert!(comm.drop_window_for_kernels(1).unwrap());
             }
         }
         assert_eq!(fake("fake_live"), before);
@@ -121,9 +128,9 @@ fn kernels_find_the_windows_of_all_ranks() {
         mem_free(memory[1]).unwrap();
         let through = lsa_pointer(windows[0], 0, 1);
         assert_eq!(word(through).load(Ordering::Relaxed), RANKS as u32);
-        for (comm, window) in comms.iter().zip(&windows) {
-            assert!(comm.drop_window_for_kernels(*window).unwrap());
-            assert!(!comm.drop_window_for_kernels(*window).unwrap());
+        for comm in &comms {
+            assert!(comm.drop_window_for_kernels(0).unwrap());
+            assert!(!comm.drop_window_for_kernels(0).unwrap());
         }
         comms.iter().for_each(|comm| comm.destroy().unwrap());
         mem_free(memory[0]).unwrap();
@@ -170,7 +177,7 @@ fn of_process(id: &UniqueId, rank: u32) {
     }
     pass_barrier(&made, Family::V228, 0, 1, |_| {});
     comms[0].destroy_dev_comm(Family::resource_window(&made.image)).unwrap();
-    assert!(comms[0].drop_window_for_kernels(window).unwrap());
+    assert!(comms[0].drop_window_for_kernels(0).unwrap());
     comms[0].destroy().unwrap();
     mem_free(memory).unwrap();
 }
@@ -310,7 +317,10 @@ fn the_table_names_all_windows() {
         };
         let memory = mem_alloc(1 << 20).unwrap();
         let windows: Vec<u64> = (0..TABLE_ENTRIES as u64 + 2)
-            .map(|number| register(&comm, &[(memory + number * 64, 64)]).remove(0).unwrap().unwrap())
+            .map(|number| {
+                let buffer = [(memory + number * 64, 64)];
+                register_as(number, &comm, &buffer).remove(0).unwrap().unwrap()
+            })
             .collect();
         let expected = |numbers: &[u64]| -> Vec<TableEntry> {
             let entry = |number: &u64| {
@@ -323,7 +333,7 @@ fn the_table_names_all_windows() {
         // A rank that is alone finds its memory where it is.
         assert_eq!(lsa_pointer(windows[5], 8, 0), memory + 5 * 64 + 8);
         for number in [0, 33] {
-            assert!(comm[0].drop_window_for_kernels(windows[number]).unwrap());
+            assert!(comm[0].drop_window_for_kernels(number).unwrap());
         }
         assert_eq!(entries(), expected(&(1..33).collect::<Vec<_>>()));
         comm[0].destroy_dev_comm(0).unwrap();

@@ -21,12 +21,13 @@ enum { OK = 0, INVALID_VALUE = 1, OOM = 2, NO_DEVICE = 100, INVALID_CONTEXT = 20
        ALREADY_REGISTERED = 712, ILLEGAL_STATE = 401, NOT_PERMITTED = 800, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906, NOT_FOUND = 500 };
 enum { FREE, DEVICE, VMM, OPENED, PINNED, REGISTERED, TAKEN };
 
-struct range { _Atomic int kind; int device, fd; char *addr; size_t bytes; int access; };
+struct range { _Atomic int kind; int device, fd; char *addr; size_t bytes; int access; uint64_t id; };
 struct context { int device, retained; };
 struct stream { int capture, nodes, priority; }; /* the capture that it is in, and what was recorded */
 struct graph { int nodes; };
 
 static struct range ranges[RANGES];
+static _Atomic uint64_t ids;
 static struct context contexts[DEVICES];
 /* Ranks are threads, and count at the same time. */
 static _Atomic int live, capturing, captures, records, waits, external_waits, value_waits, launches, overlapping, graph_launches, copies_within;
@@ -53,6 +54,11 @@ API fake_block(void) { return (int)last_block; }
 API fake_loaded(void) { return (int)loaded; }
 API fake_shared(void) { return (int)last_shared; }
 API fake_set_capturing(int on) { return capturing = on; }
+API fake_opened(void) { /* allocations of other processes */
+  int n = 0;
+  for (int i = 0; i < RANGES; i++) n += ranges[i].kind == OPENED;
+  return n;
+}
 API fake_is_current(void) { return current != 0; }
 API fake_peer_access(int from, int to) { return peer_access[from][to]; }
 
@@ -72,7 +78,7 @@ static struct range *add(int kind, char *addr, size_t bytes, int fd) {
     struct range *r = &ranges[i];
     int is_free = FREE;
     if (!atomic_compare_exchange_strong(&r->kind, &is_free, TAKEN)) continue;
-    r->device = current ? current->device : 0, r->fd = fd, r->addr = addr, r->bytes = bytes, r->access = 0;
+    r->device = current ? current->device : 0, r->fd = fd, r->addr = addr, r->bytes = bytes, r->access = 0, r->id = ++ids;
     r->kind = kind, live++;
     return r;
   }
@@ -165,6 +171,7 @@ API cuIpcGetMemHandle(int *handle, ptr_t p) {
 struct ipc { int n[16]; };
 API cuIpcOpenMemHandle_v2(ptr_t *p, struct ipc h, unsigned flags) {
   char path[64];
+  if (is_env("FAKE_NO_IPC")) return NOT_PERMITTED;
   snprintf(path, sizeof path, "/proc/%d/fd/%d", h.n[0], h.n[1]);
   int e = unsafe_call(), fd = open(path, O_RDWR);
   if (e || fd < 0 || flags != 1 || h.n[0] == getpid()) return e ? e : INVALID_VALUE;
@@ -272,7 +279,7 @@ API cuPointerGetAttribute(void *data, int attribute, ptr_t p) {
   if (!r) return INVALID_VALUE;
   if (attribute == 8) return *(char *)data = 0, OK;
   if (attribute == 10) return *(char *)data = r->kind == DEVICE, OK; // suits legacy IPC
-  if (attribute == 7) return *(uint64_t *)data = (uint64_t)(r->addr), OK;
+  if (attribute == 7) return *(uint64_t *)data = r->id, OK; // no two have the same
   unsigned value = attribute == 2 ? (r->kind < PINNED ? 2 : 1) : attribute == 9 ? r->device
                  : attribute == 16 ? (!current || r->device == current->device || r->access >> current->device & 1 ? 3 : 0) : 0;
   memcpy(data, &value, sizeof value);
