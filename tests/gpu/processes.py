@@ -62,6 +62,21 @@ def start(options, rank, phase, folder, place=ONE_HOST, words=(), env=None):
     return subprocess.Popen(command, env=variables, start_new_session=True, **pipes)
 
 
+def log_to(folder, rank, subsystems):
+    """Variables by which a rank leaves its log in `folder`."""
+    file = os.path.join(folder, f"log{rank}")
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": subsystems, "NCCL_DEBUG_FILE": file}
+
+
+def log(folder, rank):
+    """The log of a rank that was started with `log_to`."""
+    try:
+        with open(os.path.join(folder, f"log{rank}"), errors="replace") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
 def said(child, word, seconds):
     """Whether a process says a word in time."""
     end, text = time.monotonic() + seconds, b""

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """One-sided transfers on GPUs: tests/gpu/rma.py libnccl.so.2 [ranks] [--only PHASE]
 
-`put`: every rank puts into every window, little and much, alone and in groups, and checks what came. `order`:
-what a stream does behind a wait sees what was put. `counters`: signals and contexts count for themselves.
-`graph`: puts and waits in a graph that is replayed with new data, between calls outside of it. `revoke` and
-`kill`: what ends a wait. These have a process for each rank, as ranks of one host and of a host each;
-`thread` has all ranks in one thread. All with windows of memory that other processes can map (`ncclMemAlloc`),
-where streams put by themselves, and of memory that they cannot (`cudaMalloc`); `mixed` has one of each. The
-ranks share the GPUs that there are. Prints a line for each; the exit code is 1 if anything was wrong. Needs a
-GPU, no framework.
+`put`: every rank puts into every window, little and much, alone and in groups, and checks what came.
+`places`: puts into several windows of one allocation, and of small ones that share a block of the driver.
+`order`: what a stream does behind a wait sees what was put. `counters`: signals and contexts count for
+themselves. `graph`: puts and waits in a graph that is replayed with new data, between calls outside of it.
+`revoke` and `kill`: what ends a wait. These have a process for each rank, as ranks of one host and of a host
+each; `thread` has all ranks in one thread. All with windows of memory that other processes can map
+(`ncclMemAlloc`, and `cudaMalloc` by IPC handles), where streams put by themselves, and of memory that they
+cannot (`cudaMallocAsync`); `mixed` has one of the first and one of the last. Logs must say which of this is
+so. The ranks share the GPUs that there are. Prints a line for each; the exit code is 1 if anything was wrong.
+Needs a GPU, no framework.
 """
 
 import array
@@ -24,10 +26,21 @@ sys.dont_write_bytecode = True
 
 import processes
 from deaths import SIZE, Failed, P, Rank, UniqueId
-from processes import PLACES, ended_badly, has_gpu, said
+from processes import PLACES, ended_badly, has_gpu, log, log_to, said
 
-PHASES = ["put", "order", "counters", "graph", "revoke", "kill"]
-MEMORY = ["ncclMemAlloc", "cudaMalloc", "mixed"]
+PHASES = ["put", "places", "order", "counters", "graph", "revoke", "kill"]
+# The kinds of the two windows, and what the log says of a window of each kind.
+MEMORY = {
+    "ncclMemAlloc": ["ncclMemAlloc"] * 2,
+    "cudaMalloc": ["cudaMalloc"] * 2,
+    "cudaMallocAsync": ["cudaMallocAsync"] * 2,
+    "mixed": ["ncclMemAlloc", "cudaMallocAsync"],
+}
+MAPPED = {
+    "ncclMemAlloc": "kernels have a window of",
+    "cudaMalloc": "calls and puts reach a window of",
+    "cudaMallocAsync": "the window is one for the host alone",
+}
 SIGNALS, CONTEXTS = 3, 2
 UINT32, SYMMETRIC, UNSET = 3, 1, -(1 << 31)
 # Elements: nothing, little, odd, more than a message of the control connection holds.
@@ -55,7 +68,7 @@ def main():
 def parsed():
     parser = processes.parser(__doc__)
     parser.add_argument("--only", choices=[*PHASES, "thread"])
-    parser.add_argument("--memory", choices=MEMORY)
+    parser.add_argument("--memory", choices=list(MEMORY))
     return parser.parse_args()
 
 
@@ -64,7 +77,10 @@ def carry_out(options, phase, place, memory):
     count = 1 if phase == "thread" else options.ranks
     with tempfile.TemporaryDirectory() as folder:
         words = [str(options.ranks), "--memory", memory]
-        ranks = [processes.start(options, rank, phase, folder, place, words) for rank in range(count)]
+        ranks = []
+        for rank in range(count):
+            env = log_to(folder, rank, "REG")
+            ranks.append(processes.start(options, rank, phase, folder, place, words, env))
         try:
             victim = count - 1 if phase == "kill" else -1
             if phase == "kill":
@@ -72,9 +88,22 @@ def carry_out(options, phase, place, memory):
                     return "a rank did not get ready"
                 os.kill(ranks[victim].pid, signal.SIGKILL)
             problems = [ended_badly(child, rank) for rank, child in enumerate(ranks) if rank != victim]
-            return "; ".join(filter(None, problems)) or None
+            wrong = "; ".join(filter(None, problems)) or None
+            if wrong or place == PLACES[1]:
+                return wrong
+            logs = [log(folder, rank) for rank in range(count) if rank != victim]
+            return next(filter(None, (misplaced(text, memory) for text in logs)), None)
         finally:
             processes.end_all(ranks)
+
+
+def misplaced(text, memory):
+    """What is wrong with how a log says that windows of such memory are mapped, or None."""
+    for kind, words in MAPPED.items():
+        if (words in text) != (kind in MEMORY[memory]):
+            lines = [line for line in text.splitlines() if "window" in line]
+            return f"\"{words}\" is {'said' if words in text else 'not said'}: {lines[:2]}"
+    return None
 
 
 class WaitFor(ctypes.Structure):
@@ -122,6 +151,7 @@ class Putter(Rank):
         lib.ncclSignal.argtypes = [i, i, i, ctypes.c_uint, P, P]
         lib.ncclWaitSignal.argtypes = [i, P, P, P]
         lib.ncclCommWindowRegister.argtypes = [P, P, SIZE, P, i]
+        lib.ncclCommWindowDeregister.argtypes = [P, P]
         lib.ncclCommInitRankConfig.argtypes = [P, i, UniqueId, i, ctypes.c_char_p]
         lib.ncclCommInitRank = lambda comm, ranks, identity, rank: lib.ncclCommInitRankConfig(
             comm, ranks, identity, rank, config()
@@ -129,32 +159,40 @@ class Putter(Rank):
 
     def open_gpu(self):
         super().open_gpu()
-        kinds = {"ncclMemAlloc": 2, "cudaMalloc": 0, "mixed": 1}
-        for at in range(kinds[self.options.memory]):
+        for at, kind in enumerate(MEMORY[self.options.memory]):
             self.cuda("cuMemFree_v2", ctypes.c_uint64(self.memory[at]))
-            address = P()
-            self.check(self.nccl.ncclMemAlloc(ctypes.byref(address), SIZE(64 << 20)))
-            self.memory[at] = address.value
+            self.memory[at] = self.allocate(kind, 64 << 20)
+
+    def allocate(self, kind, size):
+        address = P()
+        if kind == "ncclMemAlloc":
+            self.check(self.nccl.ncclMemAlloc(ctypes.byref(address), SIZE(size)))
+        elif kind == "cudaMalloc":
+            self.cuda("cuMemAlloc_v2", ctypes.byref(address), SIZE(size))
+        else:
+            self.cuda("cuMemAllocAsync", ctypes.byref(address), SIZE(size), self.stream)
+            self.cuda("cuStreamSynchronize", self.stream)
+        return address.value
 
     def register(self):
-        self.windows = []
-        for memory in self.memory:
-            window = P()
-            made = self.nccl.ncclCommWindowRegister(
-                self.comm, P(memory), SIZE(64 << 20), ctypes.byref(window), SYMMETRIC
-            )
-            self.check(made)
-            self.windows.append(window)
+        self.windows = [self.window_of(memory, 64 << 20) for memory in self.memory]
 
-    def put_to(self, peer, count, index=0, context=0):
-        """From the part of the peer in the first window into the part of this rank in the second."""
+    def window_of(self, memory, size):
+        window = P()
+        made = ctypes.byref(window)
+        self.check(self.nccl.ncclCommWindowRegister(self.comm, P(memory), SIZE(size), made, SYMMETRIC))
+        return window
+
+    def put_to(self, peer, count, index=0, context=0, window=None, at=None):
+        """From the part of the peer in the first window into the part of this rank in the second, or to a
+        place in another one."""
         source = self.memory[0] + 4 * PART * peer
+        window, at = (self.windows[1], 4 * PART * self.rank) if window is None else (window, at)
         self.check(
             self.nccl.ncclPutSignal(
-                source, count, UINT32, peer, self.windows[1], 4 * PART * self.rank, index, context, 0,
-                self.comm, self.stream,
+                source, count, UINT32, peer, window, at, index, context, 0, self.comm, self.stream
             )
-        )  # fmt: skip
+        )
 
     def signal(self, peer, index=0, context=0):
         self.check(self.nccl.ncclSignal(peer, index, context, 0, self.comm, self.stream))
@@ -204,6 +242,30 @@ class Putter(Rank):
             for peer in self.everybody():
                 self.expect(peer, count, tag)
             self.meet()
+
+    def places(self):
+        """Small allocations lie in one block of the driver, whose IPC handle is that of all of it."""
+        ranks, count = self.options.ranks, 1003
+        kind = MEMORY[self.options.memory][1]
+        size = 4 * count * ranks
+        places = [self.memory[1] + at for at in (0, 1 << 20, (8 << 20) + 4096, (16 << 20) + 512)]
+        places += [self.allocate(kind, size) for _ in range(5)]
+        windows = [self.window_of(place, size) for place in places]
+        self.meet()
+        for tag, window in enumerate(windows):
+            for peer in self.everybody():
+                self.fill(peer, count, tag)
+                self.put_to(peer, count, window=window, at=4 * count * self.rank)
+            self.wait_for(self.everybody())
+            self.settle()
+        # What came later has not overwritten what came before.
+        for tag, place in enumerate(places):
+            for peer in self.everybody():
+                self.expect(peer, count, tag, place + 4 * count * peer)
+        self.meet()
+        for window in windows:
+            self.check(self.nccl.ncclCommWindowDeregister(self.comm, window))
+        self.meet()
 
     def order(self):
         """A copy behind the wait, which is on its way long before the put."""

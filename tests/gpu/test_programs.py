@@ -37,7 +37,7 @@ def test_elastic(script, library, ranks, quick):
 
 @pytest.mark.gpu
 def test_rma(script, library, ranks):
-    script("rma", library, max(ranks, 4), seconds=400)
+    script("rma", library, max(ranks, 4), seconds=800)
 
 
 @pytest.mark.gpu
@@ -48,7 +48,7 @@ def test_urgent(script, library):
 
 @pytest.mark.gpu
 def test_windows(script, library, ranks):
-    script("windows", library, max(ranks, 4), seconds=400)
+    script("windows", library, max(ranks, 4), seconds=800)
 
 
 @pytest.mark.gpu

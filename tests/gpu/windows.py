@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Collectives on symmetric windows between processes: tests/gpu/windows.py libnccl.so.2 [ranks]
 
-`collectives`: each collective with both buffers in windows of ncclMemAlloc, whose data then move without
-staging; the last lines are a table that says so, or why not. `outside`: on one rank a buffer lies outside, so
-all stage. `messages`: sends and receives of every place in and outside of windows, also in graphs. `graph`: a
-call in a graph that is replayed with new data. `rounds`: windows that come and go, of memory that is used
-again. `lifetimes`: memory that is freed before its window is taken back, windows that outlive their
-communicator. `kill`, `kill_messages`: a rank dies while others use its window. `--only PHASE` runs one. There
-is a process for each rank; the ranks share the GPUs that there are. Prints a line for each; the exit code is
-1 if anything was wrong. Needs a GPU, no framework. Not under MPS, whose clients a killed one takes with it.
+`collectives`: each collective with both buffers in windows, whose data then move without staging; the last
+lines are a table that says so, or why not. `outside`: on one rank a buffer lies outside, so all stage.
+`messages`: sends and receives of every place in and outside of windows, also in graphs. `graph`: a call in a
+graph that is replayed with new data. `rounds`: windows that come and go, of memory that is used again.
+`lifetimes`: memory that is freed before its window is taken back (`ncclMemAlloc`), windows that outlive their
+communicator. `kill`, `kill_messages`: a rank dies while others use its window. `--only PHASE` runs one. Each
+phase has windows of `ncclMemAlloc`, which are mapped side by side, then of `cudaMalloc`, which other
+processes open by IPC handles (`--memory`); logs must say that all ranks have mapped them. There is a process
+for each rank; the ranks share the GPUs that there are. Prints a line for each; the exit code is 1 if anything
+was wrong. Needs a GPU, no framework. Not under MPS, whose clients a killed one takes with it.
 """
 
 import ctypes
@@ -26,10 +28,13 @@ sys.dont_write_bytecode = True
 import nccl
 import processes
 from deaths import SIZE, SUM, Failed, P, Rank
-from processes import ended_badly, has_gpu, said
+from processes import ended_badly, has_gpu, log, log_to, said
 
 PHASES = ["collectives", "outside", "messages", "graph", "rounds", "lifetimes", "kill", "kill_messages"]
 SYMMETRIC, UINT8, INT32, WINDOW = 1, 1, 2, 64 << 20
+# By memory: what the log says of a window that all ranks have mapped.
+MAPPED = {"ncclMemAlloc": "kernels have a window of ", "cudaMalloc": "calls and puts reach a window of "}
+HOST_ONLY = "the window is one for the host alone"
 # Bytes of a block: what the least part for zero_copy needs for all numbers of ranks, odd, and much.
 BLOCKS = [512 << 10, (1 << 20) + 16, 4 << 20]
 # Messages: bytes, where they begin in the buffer that is sent and in the one that is received, and whether
@@ -64,12 +69,13 @@ def main():
         print("skipped: needs a GPU")
         return 0
     bad = 0
-    for phase in PHASES if options.only is None else [options.only]:
-        wrong, table = carry_out(options, phase)
-        print(f"{phase:12} {wrong or 'ok'}", flush=True)
-        for line in table:
-            print(f"  {line}")
-        bad += wrong is not None
+    for memory in MAPPED if options.memory is None else [options.memory]:
+        for phase in PHASES if options.only is None else [options.only]:
+            wrong, table = carry_out(options, phase, memory)
+            print(f"{phase:13} {memory:12} {wrong or 'ok'}", flush=True)
+            for line in table:
+                print(f"  {line}")
+            bad += wrong is not None
     print(f"{bad} phases wrong")
     return 1 if bad else 0
 
@@ -77,17 +83,16 @@ def main():
 def parsed():
     parser = processes.parser(__doc__)
     parser.add_argument("--only", choices=PHASES)
+    parser.add_argument("--memory", choices=list(MAPPED))
     return parser.parse_args()
 
 
-def carry_out(options, phase):
+def carry_out(options, phase, memory):
     """What is wrong, or None, and the lines of a table."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
         for rank in range(options.ranks):
-            file = os.path.join(folder, f"log{rank}")
-            env = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "COLL", "NCCL_DEBUG_FILE": file}
-            words = [str(options.ranks)]
+            env, words = log_to(folder, rank, "COLL,REG"), [str(options.ranks), "--memory", memory]
             ranks.append(processes.start(options, rank, phase, folder, words=words, env=env))
         try:
             victim = options.ranks - 1 if phase.startswith("kill") else -1
@@ -99,17 +104,20 @@ def carry_out(options, phase):
             problems = [ended_badly(child, rank) for rank, child in enumerate(ranks) if rank != victim]
             wrong = "; ".join(filter(None, problems)) or None
             lines = list(table(folder)) if phase == "collectives" else []
+            wrong = wrong or unmapped(folder, options.ranks, memory)
             return wrong or staging(folder, phase, options.ranks), lines
         finally:
             processes.end_all(ranks)
 
 
-def log(folder, rank):
-    try:
-        with open(os.path.join(folder, f"log{rank}"), errors="replace") as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
+def unmapped(folder, ranks, memory):
+    """What the logs say of windows that are not mapped, or None."""
+    for rank in range(ranks):
+        text = log(folder, rank)
+        if HOST_ONLY in text or text.count(f"{MAPPED[memory]}64 MiB of {ranks} ranks") < 2:
+            lines = [line for line in text.splitlines() if "window" in line]
+            return f"rank {rank} has not mapped the windows of {memory}: {lines[:1] or 'no line about it'}"
+    return None
 
 
 def staging(folder, phase, ranks):
@@ -163,8 +171,25 @@ class Windowed(Rank):
 
     def allocate(self):
         memory = P()
-        self.check(self.nccl.ncclMemAlloc(ctypes.byref(memory), WINDOW))
+        if self.is_plain():
+            self.cuda("cuMemAlloc_v2", ctypes.byref(memory), SIZE(WINDOW))
+        else:
+            self.check(self.nccl.ncclMemAlloc(ctypes.byref(memory), WINDOW))
         return memory.value
+
+    def free(self, memory):
+        if self.is_plain():
+            self.cuda("cuMemFree_v2", ctypes.c_uint64(memory))
+        else:
+            self.check(self.nccl.ncclMemFree(memory))
+
+    def is_plain(self):
+        return self.options.memory == "cudaMalloc"
+
+    def all_have_taken_back(self):
+        """Returns when all ranks have taken their windows back: before that, memory of cudaMalloc is not
+        freed."""
+        self.call("all_gather", 4096, 0, send=self.memory[0], recv=self.memory[1])
 
     def register(self, memory):
         window = P()
@@ -307,23 +332,28 @@ class Windowed(Rank):
             for window in self.windows:
                 self.check(self.nccl.ncclCommWindowDeregister(self.comm, window))
             if tag % 20 == 0:
+                self.all_have_taken_back()
                 for buffer in self.buffers:
-                    self.check(self.nccl.ncclMemFree(buffer))
+                    self.free(buffer)
                 self.buffers = [self.allocate(), self.allocate()]
             self.windows = [self.register(buffer) for buffer in self.buffers]
             self.call("all_gather", BLOCKS[2], tag)
 
     def lifetimes(self):
         self.call("all_reduce", BLOCKS[2], 1)
-        self.check(self.nccl.ncclMemFree(self.buffers[1]))
+        if not self.is_plain():
+            self.free(self.buffers[1])
         self.check(self.nccl.ncclCommWindowDeregister(self.comm, self.windows[1]))
+        if self.is_plain():
+            self.all_have_taken_back()
+            self.free(self.buffers[1])
         other = self.allocate()
         window = self.register(other)
         self.call("all_reduce", BLOCKS[2], 2, recv=other)
         self.check(self.nccl.ncclCommDestroy(self.comm))
         if self.nccl.ncclCommWindowDeregister(self.comm, window) == 0:
             raise Failed("a window of a communicator that is gone was taken back")
-        self.check(self.nccl.ncclMemFree(other))
+        self.free(other)
 
     def kill(self):
         """The last rank is killed while calls go on."""

@@ -82,45 +82,57 @@ mod on_the_stand_in {
     fn streams_put_and_wait_by_themselves() {
         let name = "streams_put_and_wait_by_themselves";
         with_fake_kernels(module_path!(), name, &ENV, || {
-            let comms = several(2);
-            let buffers: Vec<Ptr> = comms.iter().map(|_| allocated()).collect();
-            let wait = |count| {
-                let awaited = [count, 0, 0, 0];
-                ncclWaitSignal(1, awaited.as_ptr().cast(), comms[1], null())
-            };
-            let windows = register(&comms, &buffers, 1);
-            let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
-            let put = |from: usize, to: i32, offset: usize| {
-                let comm = comms[from];
-                ncclPutSignal(buffers[from], 100, 1, to, windows[from], offset, 0, 0, 0, comm, null())
-            };
-            let set = |at: Ptr, value: u8| {
-                // SAFETY: memory of this process with so many bytes.
-                unsafe { at.cast_mut().cast::<u8>().write_bytes(value, 100) };
-            };
-            let waits = fake("fake_value_waits");
-            for (round, value) in (0..3).zip(1u8..) {
-                set(buffers[0], value);
-                ok(put(0, 1, 200 + 100 * round));
-                assert_eq!(word::<[u8; 100]>(buffers[1], 200 + 100 * round), [value; 100]);
-            }
-            set(buffers[1], 77);
-            ok(put(1, 1, 4096));
-            assert_eq!(word::<[u8; 100]>(buffers[1], 4096), [77; 100], "into a window of one's own");
-            let before = threads();
-            ok(wait(2));
-            ok(wait(1));
-            assert_eq!(fake("fake_value_waits") - waits, 2);
-            assert_eq!(threads(), before);
-            // The watch ends a communicator whose wait is aborted.
-            ok(wait(1));
-            ok(ncclCommRevoke(comms[1], 0));
-            for comm in comms {
-                ok(ncclCommAbort(comm));
-            }
+            let buffers: Vec<Ptr> = (0..2).map(|_| allocated()).collect();
+            put_and_wait(&buffers);
             buffers.into_iter().for_each(|buffer| ok(ncclMemFree(buffer)));
+            // Kernels cannot use windows of this kind, streams can.
+            let devices = [0, 1].map(|ordinal| hawser_device::cuda::open(ordinal).unwrap());
+            let memory = devices.each_ref().map(|device| device.alloc_as_user(BYTES as u64).unwrap());
+            let windows = put_and_wait(&memory.each_ref().map(|memory| memory.addr as Ptr));
+            assert!(windows.iter().all(|window| *window as usize & 1 == 1), "no address of a struct");
             ncclResetDebugInit();
         });
+    }
+
+    /// Two ranks put into windows of these buffers, and their streams wait. Answers the windows, which are no
+    /// more.
+    fn put_and_wait(buffers: &[Ptr]) -> Vec<Ptr> {
+        let comms = several(2);
+        let wait = |count| {
+            let awaited = [count, 0, 0, 0];
+            ncclWaitSignal(1, awaited.as_ptr().cast(), comms[1], null())
+        };
+        let windows = register(&comms, buffers, 1);
+        let threads = || std::fs::read_dir("/proc/self/task").unwrap().count();
+        let put = |from: usize, to: i32, offset: usize| {
+            let comm = comms[from];
+            ncclPutSignal(buffers[from], 100, 1, to, windows[from], offset, 0, 0, 0, comm, null())
+        };
+        let set = |at: Ptr, value: u8| {
+            // SAFETY: memory of this process with so many bytes.
+            unsafe { at.cast_mut().cast::<u8>().write_bytes(value, 100) };
+        };
+        let waits = fake("fake_value_waits");
+        for (round, value) in (0..3).zip(1u8..) {
+            set(buffers[0], value);
+            ok(put(0, 1, 200 + 100 * round));
+            assert_eq!(word::<[u8; 100]>(buffers[1], 200 + 100 * round), [value; 100]);
+        }
+        set(buffers[1], 77);
+        ok(put(1, 1, 4096));
+        assert_eq!(word::<[u8; 100]>(buffers[1], 4096), [77; 100], "into a window of one's own");
+        let before = threads();
+        ok(wait(2));
+        ok(wait(1));
+        assert_eq!(fake("fake_value_waits") - waits, 2);
+        assert_eq!(threads(), before);
+        // The watch ends a communicator whose wait is aborted.
+        ok(wait(1));
+        ok(ncclCommRevoke(comms[1], 0));
+        for comm in comms {
+            ok(ncclCommAbort(comm));
+        }
+        windows
     }
 
     /// Communicators for kernels of a program of 2.28, whose struct of needs has no header, made in a group.
