@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
+use hawser_base::env;
 use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
 use hawser_device::{Device, Memory};
@@ -45,6 +46,11 @@ impl Allocation {
         let Some(exposed) = device.expose(addr)?.filter(|found| holds(found.base, found.bytes)) else {
             return Err(why_apart);
         };
+        // The GPUs of a process have to be opened to each other for it.
+        let has_near = team.is_elsewhere.iter().filter(|is_elsewhere| !**is_elsewhere).count() > 1;
+        if has_near && !env::settings().direct {
+            return Err(why_apart.remedy("or do not set NCCL_P2P_DIRECT_DISABLE"));
+        }
         let handle = match team.is_elsewhere.contains(&true) {
             true => match device.needs_ipc()?.exposed_handle(&exposed) {
                 Ok(handle) => handle.to_vec(),

@@ -17,6 +17,7 @@ fn row(comm: &Comm, number: u64, rank: u32) -> Option<u64> {
     comm.state().unwrap().lsa.row((number, 0, 8), rank).ok().flatten()
 }
 
+/// Runs both ranks, each in a process, and ends their communicators.
 fn of_both_processes(test: &str, env: &[(&str, &str)], as_rank: fn(&Comm, u32)) {
     let identity = || unique_id().unwrap().to_bytes().to_vec();
     in_two_processes((module_path!(), test), env, identity, |identity, rank| {
@@ -25,6 +26,30 @@ fn of_both_processes(test: &str, env: &[(&str, &str)], as_rank: fn(&Comm, u32)) 
         as_rank(&comm, rank);
         comm.destroy().unwrap();
         assert_eq!(fake("fake_opened"), 0, "nothing is left open");
+    });
+}
+
+#[test]
+fn an_end_of_the_other_rank_leaves_nothing_open() {
+    const NAME: &str = "an_end_of_the_other_rank_leaves_nothing_open";
+    with_fake_kernels(module_path!(), NAME, &ENV, || {
+        of_both_processes(NAME, &[], |comm, rank| {
+            let device = hawser_device::cuda::open(0).unwrap();
+            let memory = device.alloc_as_user(BYTES).unwrap();
+            let buffer = (memory.addr, BYTES);
+            plain(0, std::slice::from_ref(comm), &[buffer]);
+            let before = fake("fake_opened");
+            let (sender, receiver) = channel();
+            if rank == 0 {
+                // The other one ends while this one waits for it.
+                let then = move |made: Result<_>| {
+                    sender.send(made.is_err()).unwrap();
+                    Ok(())
+                };
+                assert!(comm.make_window_for_kernels(1, buffer, then).is_err() || receiver.recv().unwrap());
+            }
+            assert_eq!(fake("fake_opened"), before);
+        });
     });
 }
 
@@ -157,5 +182,22 @@ fn ranks_of_a_process_use_the_address_itself() {
             comm.destroy().unwrap();
         }
         mem_free(vmm).unwrap();
+    });
+}
+
+#[test]
+fn devices_of_a_process_are_not_opened_against_a_setting() {
+    let env = [ENV[0], ENV[1], ENV[2], ("NCCL_P2P_DIRECT_DISABLE", "1")];
+    with_fake_kernels(module_path!(), "devices_of_a_process_are_not_opened_against_a_setting", &env, || {
+        let comms = comms();
+        let devices = [0, 1, 0].map(|ordinal| hawser_device::cuda::open(ordinal).unwrap());
+        let memory = devices.each_ref().map(|device| device.alloc_as_user(BYTES).unwrap());
+        plain(0, &comms, &memory.each_ref().map(|memory| (memory.addr, BYTES)));
+        for comm in &comms {
+            assert_eq!(row(comm, 0, 0), None);
+            let why = comm.state().unwrap().lsa.host_only().unwrap();
+            assert!(why.contains("NCCL_P2P_DIRECT_DISABLE"), "{why}");
+            comm.destroy().unwrap();
+        }
     });
 }
