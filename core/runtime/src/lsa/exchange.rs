@@ -98,7 +98,7 @@ struct Offer {
     pieces: Vec<u64>,
     /// The place of their descriptors in the table of the process.
     key: u64,
-    /// What the buffer lies in instead of pieces.
+    /// The allocation that the buffer lies in, if it has no pieces.
     allocation: Option<Allocation>,
 }
 
@@ -302,7 +302,7 @@ impl Exchange<'_> {
         error.context(format_args!("rank {rank}")).with_peer(rank)
     }
 
-    /// What the offers come to; the first reason why it is nothing.
+    /// The way in which the memory that is offered can be mapped; the first reason why there is none.
     fn plan(&self, offers: &[OfferRecord], purpose: Purpose) -> Result<Plan> {
         let mut good = Vec::with_capacity(offers.len());
         for (rank, offer) in (0..).zip(offers) {

@@ -247,8 +247,8 @@ impl Lsa {
         self.device.alloc((size_of::<WindowImage>() + numbers) as u64)
     }
 
-    /// Keeps a window that is not mapped as one of the host alone, unless a communicator for kernels is there,
-    /// whose kernels would follow its handle.
+    /// Keeps a window that is not mapped as one of the host alone, unless a communicator for kernels is
+    /// there, whose kernels would follow its handle.
     fn keep_on_host(&self, error: Error) -> Result<Option<u64>> {
         let mut state = self.state();
         if state.dev_comms > 0 {
@@ -267,8 +267,8 @@ impl Lsa {
         log::info(Subsys::Reg, || {
             let (rank, ranks, length) = (self.bootstrap.rank(), self.team.ranks(), size_text(window.bytes));
             format!(
-                "rank {rank}: calls and puts reach a window of {length} of {ranks} ranks where it is; kernels \
-                 of the program cannot use it: {why}"
+                "rank {rank}: calls and puts reach a window of {length} of {ranks} ranks where it is, \
+                 kernels of the program do not: {why}"
             )
         });
         self.state().host_only = Some(why);

@@ -1,5 +1,5 @@
-//! Windows of memory of `cudaMalloc`, which each rank finds somewhere: calls and puts use them, kernels of the
-//! user do not.
+//! Windows of memory of `cudaMalloc`, which each rank finds somewhere: calls and puts use them, kernels of
+//! the user do not.
 
 use super::*;
 
