@@ -39,7 +39,7 @@ const SAME_KEY: &str = "if it is a rank of this job, give all ranks the same uni
                         NCCL_COMM_ID and key (HAWSER_COMM_ID_KEY_FILE)";
 
 const PROTOCOL: Protocol =
-    Protocol { magic: *b"HAWSboot", version: 20, greeting: GREETING, answer: 0, welcome: WELCOME };
+    Protocol { magic: *b"HAWSboot", version: 21, greeting: GREETING, answer: 0, welcome: WELCOME };
 
 /// Handshakes in progress at one listener; beyond it one that is older than [`GRACE`] gives way.
 const MOST_PENDING: usize = strangers::MOST;

@@ -470,6 +470,7 @@ mod tests {
         let (rank, error) = Rows::new(vec![resources(1), resources(1), resources(2)]).err().unwrap();
         assert!(rank == 2 && error.text.contains("asks for 2 bytes"), "{error}");
     }
+
     #[test]
     fn allocations_stay_apart_and_all_ranks_have_such_or_none() {
         let apart = |why: &str| Offer { allocation: Some(Allocation::example(why)), ..offer(0, &[]) };
