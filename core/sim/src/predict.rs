@@ -187,7 +187,7 @@ impl<'a> Twin<'a> {
             Executor::Host => 0,
             Executor::CopyEngine if decision.key.collective.reduces() => config.reducing_ctas.max(1),
             Executor::CopyEngine => 0,
-            Executor::Interpreter | Executor::Fused => decision.instances * decision.channels,
+            Executor::Interpreter | Executor::Fused => decision.channels,
         };
         let of_gpu = self.cluster.host(self.links.host_of(self.ranks[0])).multiprocessors;
         if of_gpu == 0 { 0.0 } else { (f64::from(blocks) / f64::from(of_gpu)).min(1.0) }

@@ -2,7 +2,7 @@
 
 mod worlds;
 
-use hawser_plan::choose;
+use hawser_plan::{Collective, PlanConfig, choose};
 use hawser_sim::step::{Alone, Kind, Part, Step, StepFile, Timeline, run, shares};
 use hawser_sim::{Cluster, Options, Result, SimError, Twin};
 use worlds::{cluster, settings};
@@ -286,4 +286,51 @@ fn computing_says_what_it_takes() {
     assert!((whole - 1000.0).abs() < 1e-3 && (beside - 1.0).abs() < 1e-6, "{whole} µs, {beside}");
     let wrong = StepFile::parse(&text("multiprocessors = 2.0")).unwrap().step(8).unwrap_err();
     assert!(wrong.to_string().contains("from 0 to 1"), "{wrong}");
+}
+
+#[test]
+fn kernels_take_their_blocks_and_copy_engines_none() {
+    let share = |text: &str, pass_sm| {
+        let cluster = cluster(text);
+        let config = PlanConfig { pass_sm, ..settings(&cluster.topology) };
+        let twin = Twin::new(&cluster);
+        let call = worlds::call(Collective::AllGather, 64 << 20, twin.topology());
+        let decision = choose::choose(&call, twin.topology(), &config).unwrap();
+        (twin.multiprocessors(&decision, &config), f64::from(decision.channels))
+    };
+    let (kernels, blocks) = share(PAIR, 0);
+    assert!(kernels > 0.01 && kernels == blocks / 132.0, "{kernels}, {blocks} blocks");
+    assert_eq!(share("[[hosts]]\npreset = \"hgx-h200\"\nmultiprocessors = 66\n", 0).0, blocks / 66.0);
+    assert_eq!([share(PAIR, 1).0, share("2 hosts of hgx-h200", 0).0, share("1 host of cpu", 0).0], [0.0; 3]);
+}
+
+/// Eight parts of a reduce-scatter, which the last rank fills in another order than the others. In the order
+/// in which parts are ready on the last rank that has them (what `hawserPartitionedLearn` takes), the first
+/// one goes when half of the work is done, instead of all.
+#[test]
+fn parts_that_are_late_go_last() {
+    let cluster = cluster(PAIR);
+    let us = |order: [usize; 8]| {
+        let mut text = String::new();
+        for (ranks, parts) in [("0-6", [0, 1, 2, 3, 4, 5, 6, 7]), ("7", [7, 6, 5, 4, 3, 2, 1, 0])] {
+            for part in parts {
+                text += &format!(
+                    "[[op]]\nname = '{ranks} fill {part}'\ncompute_us = 100\nmultiprocessors = 0\n\
+                     ranks = '{ranks}'\n"
+                );
+            }
+        }
+        for part in order {
+            text += &format!(
+                "[[op]]\nname = 'part {part}'\ncollective = 'reduce_scatter'\nbytes = '16M'\n\
+                 after = ['0-6 fill {part}', '7 fill {part}']\n"
+            );
+        }
+        let (_, alone, timeline) = simulate(&cluster, &text).unwrap();
+        (timeline.end.us(), alone[16].us())
+    };
+    let (as_made, part) = us([0, 1, 2, 3, 4, 5, 6, 7]);
+    let (learned, _) = us([3, 4, 2, 5, 1, 6, 0, 7]);
+    println!("{as_made} µs in the order of parts, {learned} in the one that was learned, a part {part}");
+    assert!((as_made - (800.0 + 8.0 * part)).abs() < 1.0 && (learned - (500.0 + 8.0 * part)).abs() < 1.0);
 }
