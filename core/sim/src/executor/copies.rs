@@ -130,7 +130,7 @@ pub fn run(
 /// Runs a group of messages, which every rank has by its number, on copy engines.
 ///
 /// # Errors
-/// As [`run`], and messages that cannot be.
+/// As of a call, and messages that cannot be.
 pub fn run_messages(
     messages: &dyn Fn(u32) -> Vec<Message>,
     (topology, timed, config): (&Topology, &Topology, &PlanConfig),
