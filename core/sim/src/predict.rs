@@ -170,7 +170,7 @@ impl<'a> Twin<'a> {
             }
             Executor::Interpreter | Executor::Host => self.by_steps(call, decision, config, (scene, options)),
             Executor::CopyEngine => {
-                // Every rank acts: who is called first differs.
+                // No period of ranks stands for all: the streams of a host meet.
                 let scene = Scene { buffers, ..self.scene(false, (&starts, operations), options) };
                 let outcome = copies::run(call, decision, (topology, &self.timed, config), scene)?;
                 Ok(self.prediction(scene.links, outcome, false))
