@@ -313,18 +313,18 @@ class Windowed(Rank):
         graph, replay = P(), P()
         send, recv = self.buffers
         self.cuda("cuStreamBeginCapture_v2", self.stream, 1)
-        self.check(self.nccl.ncclAllGather(send, recv, BLOCKS[2] // 4, INT32, self.comm, self.stream))
+        self.check(self.nccl.ncclAlltoAll(send, recv, BLOCKS[2] // 4, INT32, self.comm, self.stream))
         self.cuda("cuStreamEndCapture", self.stream, ctypes.byref(graph))
         self.cuda("cuGraphInstantiateWithFlags", ctypes.byref(replay), graph, ctypes.c_uint64(0))
         for tag in range(30):
-            self.fill(send, 1, BLOCKS[2], tag)
+            self.fill(send, self.options.ranks, BLOCKS[2], tag)
             if tag % 3 == 2:
-                self.call("all_gather", BLOCKS[2], tag)
+                self.call("all_to_all", BLOCKS[2], tag)
                 continue
             self.cuda("cuGraphLaunch", replay, self.stream)
             self.settle()
             for source in range(self.options.ranks):
-                value = self.value(source, 0, tag)
+                value = self.value(source, self.rank, tag)
                 self.expect(recv + source * BLOCKS[2], BLOCKS[2], value, f"replay {tag} of rank {source}")
 
     def rounds(self):

@@ -544,4 +544,4 @@ mod sealed_tests;
 #[cfg(test)]
 mod shortage_tests;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

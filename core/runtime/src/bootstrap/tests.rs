@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::thread::{self, Builder};
 
-pub(super) fn settings() -> Settings {
+pub(crate) fn settings() -> Settings {
     Settings {
         ifname: Some("=lo".into()),
         family: Some(hawser_oob::interface::Family::V4),
@@ -16,12 +16,12 @@ pub(super) fn settings() -> Settings {
     }
 }
 
-pub(super) fn patient() -> Wait {
+pub(crate) fn patient() -> Wait {
     Wait::new(AbortFlag::new(), Some(Duration::from_secs(60)))
 }
 
 /// Runs `body` once per rank, each in a thread, and returns what they returned, by rank.
-pub(super) fn in_threads<T: Send>(nranks: u32, body: impl Fn(u32) -> T + Sync) -> Vec<T> {
+pub(crate) fn in_threads<T: Send>(nranks: u32, body: impl Fn(u32) -> T + Sync) -> Vec<T> {
     let body = &body;
     thread::scope(|scope| {
         let spawn =

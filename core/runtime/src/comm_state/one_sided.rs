@@ -9,7 +9,7 @@ use hawser_base::wait::Wait;
 
 use super::CommState;
 use super::put_ways::Way;
-use crate::rma::{Awaited, CHUNK, Exposed, Put, RmaOp, Signal};
+use crate::rma::{Awaited, Put, RmaOp, Signal};
 
 impl CommState {
     /// Carries out a one-sided operation to its end. A put is over when the bytes are on their way: the
@@ -48,30 +48,11 @@ impl CommState {
             };
             let to = near.place((put.window, put.offset, put.bytes), || self.may_wait(peer, began, what))?;
             Way::Memory.count(put.bytes);
-            let copied = self.copy_near(&near, to, put);
+            let copied = self.rma.exposed().copy_into(&near, (to, put.from, put.bytes), self.is_load_store);
             near.leave_place();
             copied?;
         }
         self.rma.raise(&self.bootstrap, peer, signal, &wait)
-    }
-
-    /// Copies into the window of a rank of this process, and waits for the end.
-    fn copy_near(&self, near: &Exposed, to: u64, put: &Put) -> Result<()> {
-        let own = self.rma.exposed();
-        let is_reached = self.is_load_store || self.device.caps().id == near.device().caps().id;
-        if is_reached || self.device.kernels().is_none() {
-            return own.copy(to, put.from, put.bytes);
-        }
-        // The devices do not reach each other's memory.
-        let mut room = vec![0u8; CHUNK.min(put.bytes) as usize];
-        let mut at = 0;
-        while at < put.bytes {
-            let (bytes, between) = (CHUNK.min(put.bytes - at), room.as_mut_ptr() as u64);
-            own.copy(between, put.from + at, bytes)?;
-            near.copy(to + at, between, bytes)?;
-            at += bytes;
-        }
-        Ok(())
     }
 
     /// Fails if a wait for `peer`, in which nothing has come since a moment, may not go on.

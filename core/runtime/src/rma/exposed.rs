@@ -19,7 +19,7 @@ use super::counters::Counters;
 use super::message::{Header, Piece, Sums};
 use super::window::Window;
 use super::words::{SignalWord, SignalWords};
-use super::{Awaited, Fetch, Limits, RESOURCES, Signal};
+use super::{Awaited, CHUNK, Fetch, Limits, RESOURCES, Signal};
 use crate::planted::{Bug, is_planted};
 use crate::transport::control::Control;
 use crate::transport::net::{Area, Inbox, Landing, Windows};
@@ -107,7 +107,33 @@ impl Exposed {
         self.device.copy_and_wait(self.stream()?, to, from, bytes)
     }
 
-    /// The same without multiprocessors of this GPU, which kernels that wait for these bytes may fill;
+    /// Copies into memory of a rank of this process, and waits for the end: through the host where its memory
+    /// is not this device's to reach, either because the devices are no peers or because this memory was
+    /// given to no peer, as that of `cudaMallocAsync`.
+    ///
+    /// # Errors
+    /// A device refused.
+    pub fn copy_into(&self, near: &Self, (to, from, bytes): (u64, u64, u64), are_peers: bool) -> Result<()> {
+        let is_reached = match near.device.kernels() {
+            Some(_) if self.device.caps().id == near.device.caps().id => true,
+            Some(kernels) => are_peers && kernels.is_reached(to, bytes)?,
+            None => true,
+        };
+        if is_reached {
+            return self.copy(to, from, bytes);
+        }
+        let mut room = vec![0u8; CHUNK.min(bytes) as usize];
+        let mut at = 0;
+        while at < bytes {
+            let (part, between) = (CHUNK.min(bytes - at), room.as_mut_ptr() as u64);
+            self.copy(between, from + at, part)?;
+            near.copy(to + at, between, part)?;
+            at += part;
+        }
+        Ok(())
+    }
+
+    /// The same as [`Exposed::copy`] without multiprocessors of this GPU, which kernels that wait for these bytes may fill;
     /// through `bounce` ([`hawser_device::Streams::copy_beside_kernels`]) where it has to be.
     ///
     /// # Errors

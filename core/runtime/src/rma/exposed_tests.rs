@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
+use hawser_device::HeapKind;
+use hawser_device::cuda::fake::with_fake_driver;
 use hawser_device::host::HostDevice;
 
 const SIGNAL: Signal = Signal { index: 1, context: 0 };
@@ -110,4 +112,36 @@ fn only_symmetric_windows_hold_buffers() {
     for (addr, bytes) in [(999, 1), (1000, 101), (1100, 0), (1001, u64::MAX), (2000, 1)] {
         assert!(!exposed.holds(addr, bytes), "{addr} {bytes}");
     }
+}
+
+/// Memory that the driver gave to its own device alone, as that of `cudaMallocAsync` is, in a process that
+/// has both devices.
+#[test]
+fn memory_that_no_peer_reaches_is_copied_through_the_host() {
+    with_fake_driver(module_path!(), "memory_that_no_peer_reaches_is_copied_through_the_host", &[], || {
+        const BYTES: u64 = CHUNK + 100;
+        let of = |device: &Arc<dyn Device>| {
+            let control = Arc::new(Control::new(&**device).unwrap());
+            Exposed::new(2, (Limits { signals: 2, contexts: 1 }, Sums::No), device.clone(), control, None)
+        };
+        let devices: [Arc<dyn Device>; 2] =
+            [0, 1].map(|ordinal| hawser_device::cuda::open(ordinal).unwrap() as Arc<dyn Device>);
+        let [own, near] = devices.each_ref().map(of);
+        let heaps = devices.each_ref().map(|device| device.alloc_heap(BYTES, HeapKind::Device).unwrap());
+        let [from, to] = heaps.each_ref().map(|heap| heap.addr);
+        devices[0].upload(from, &[7; BYTES as usize]).unwrap();
+        assert!(own.copy(to, from, BYTES).is_err(), "the stand-in refuses it, as the driver does");
+        own.copy_into(&near, (to, from, BYTES), true).unwrap();
+        let mut read = vec![0; BYTES as usize];
+        devices[1].download(to, &mut read).unwrap();
+        assert!(read.iter().all(|byte| *byte == 7));
+        // What peers may use is reached as it is, unless the devices are no peers.
+        let plain = devices[1].alloc_as_user(BYTES).unwrap();
+        for (are_peers, value) in [(true, 8), (false, 9)] {
+            devices[0].upload(from, &[value; BYTES as usize]).unwrap();
+            own.copy_into(&near, (plain.addr, from, BYTES), are_peers).unwrap();
+            devices[1].download(plain.addr, &mut read).unwrap();
+            assert!(read.iter().all(|byte| *byte == value));
+        }
+    });
 }

@@ -118,10 +118,12 @@ impl LateParts {
         Ok(self.starts[number].get_or_init(|| starts))
     }
 
-    /// Asks all other ranks for a part: their tokens and descriptors.
+    /// Asks all other ranks for a part: their tokens and descriptors. Where one does not answer, the error
+    /// says who is to blame, and the others are told: this rank's part in the communicator is over.
     fn ask_all(&self, part: Part, wait: &Wait) -> Result<Vec<(Vec<u8>, Option<OwnedFd>)>> {
         for near in &self.own.near {
-            self.bootstrap.send(near.rank, Tag::PartWanted.word(), &[part as u8], wait)?;
+            let sent = self.bootstrap.send(near.rank, Tag::PartWanted.word(), &[part as u8], wait);
+            sent.map_err(|error| self.bootstrap.blame(error))?;
         }
         // All of them, also where one says no: none is left for the next question.
         let answers = self.own.near.iter().map(|near| self.take_answer(near.rank, part, wait));
@@ -131,11 +133,12 @@ impl LateParts {
 
     fn take_answer(&self, peer: u32, part: Part, wait: &Wait) -> Result<(Vec<u8>, Option<OwnedFd>)> {
         let tag = Tag::PartNamed.on_lane(part as u32);
-        let answer = self.bootstrap.recv(peer, tag, wait)?;
+        let silent = |error| self.bootstrap.blame(error);
+        let answer = self.bootstrap.recv(peer, tag, wait).map_err(silent)?;
         match record::decode(&answer) {
             Some(Answer::Made { token, has_descriptor: false }) => Ok((token, None)),
             Some(Answer::Made { token, has_descriptor: true }) => {
-                Ok((token, Some(self.bootstrap.recv_fd(peer, tag, wait)?)))
+                Ok((token, Some(self.bootstrap.recv_fd(peer, tag, wait).map_err(silent)?)))
             }
             Some(Answer::Failed(text)) => Err(Error::remote(text).with_peer(peer)),
             None => Err(Error::remote(format!("rank {peer} named its {part:?} by no record"))
@@ -276,3 +279,7 @@ fn serve(own: &Weak<OwnParts>, bootstrap: &Weak<Bootstrap>, from: u32, message: 
 fn unpoisoned<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+#[path = "parts_tests.rs"]
+mod tests;

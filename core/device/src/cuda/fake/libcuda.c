@@ -329,6 +329,8 @@ API cuStreamGetId(struct stream *s, unsigned long long *id) {
   *id = (uintptr_t)s;
   return OK;
 }
+/* Memory of VMM is for the devices alone that were given access, whose ends of copies it may be. */
+static int is_denied(struct range *r) { return r && r->kind == VMM && !(r->access >> current->device & 1); }
 /* One end at least is memory of a device. Copies within one are counted: drivers make kernels of them. Programs may
    have them on the legacy stream. */
 API cuMemcpyAsync(ptr_t to, ptr_t from, size_t n, struct stream *s) {
@@ -336,6 +338,7 @@ API cuMemcpyAsync(ptr_t to, ptr_t from, size_t n, struct stream *s) {
   struct range *a = find(to), *b = find(from);
   int e = !s && capturing ? CAPTURE_IMPLICIT : async(a ? to : from, n, s ? s : other);
   if (e) return e;
+  if (is_denied(a) || is_denied(b)) return INVALID_VALUE;
   copies_within += a && b && a->kind < PINNED && b->kind < PINNED && a->device == b->device;
   memmove((void *)to, (void *)from, n);
   return OK;
