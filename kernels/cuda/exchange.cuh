@@ -8,10 +8,11 @@
 // a gather, ends although the others have not come yet. The second exchange of a launch owes nothing, nor does the one before it.
 //
 // Names: `k` counts peers from the own rank on (to, src, send1, send2), so that no two ranks begin with the same peer; `p` is
-// a rank (dst, len, recv1, recv2, keep), since values are combined in the order of ranks.
+// a rank (dst, len, recv1, recv2, keep), since values are combined in the order of ranks, or along a tree over it (nest.cuh).
 #pragma once
 
 #include "grid.cuh"
+#include "nest.cuh"
 #include "plan.h"
 #include "report.cuh"
 #include "types.cuh"
@@ -29,6 +30,9 @@ template <class M>
 constexpr u32 TILE_FOLDS = M::N <= 2 ? 4 : M::N == 8 && SOFT_FP8 ? 1 : 2;
 template <class M>
 constexpr u32 TILE_OPERANDS = M::N <= 2 ? 2 : 4;
+
+// The same where subtrees are kept meanwhile.
+constexpr u32 NEST_PACKS = 2, NEST_OPERANDS = 4;
 
 #ifndef HAWSER_EMULATED
 __shared__ u32 block_lost; // somebody of the block has given up
@@ -96,6 +100,13 @@ template <class M, bool WHOLE>
 __device__ __forceinline__ void put_piece(u64 address, u64 len, u64 at, u64 v) {
     if constexpr (WHOLE) store_part<u64>(address + at, v);
     else store_piece<M::SIZE>(address + at, rest(len, at, 8), v);
+}
+
+// Whether operands are combined along the balanced tree over ranks instead of in their order.
+template <class M>
+__device__ __forceinline__ bool is_nested(const HawserExchange& a) {
+    if constexpr (M::IS_ORDERED) return a.order == HAWSER_NESTED;
+    else return false;
 }
 
 // User data as they are sent: scaled if the operation wants that.

@@ -32,7 +32,7 @@ __device__ __forceinline__ void unfold_rest(const HawserBundle& b, const HawserB
     a.least = op.shape & HAWSER_CUT ? (u64)rest(op.total, (u64)(parts - 1) * op.part, (i32)op.part) : op.part;
     a.divisor = b.ranks, a.tile = 0, a.flags_at = 0;
     a.rank = b.rank, a.ranks = b.ranks, a.form = op.form, a.scalar_is_address = op.scalar_is_address;
-    a.send1 = op.send1, a.recv1 = op.recv1, a.keep = op.keep, a.send2 = op.send2, a.recv2 = op.recv2, a.direct = 0;
+    a.send1 = op.send1, a.recv1 = op.recv1, a.keep = op.keep, a.send2 = op.send2, a.recv2 = op.recv2, a.order = op.order, a.direct = 0;
 }
 
 template <class M>

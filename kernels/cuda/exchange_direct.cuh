@@ -49,10 +49,42 @@ __device__ __forceinline__ void copy_batch(const DirectJob& job, u64 base) {
     store_batch(job, 0, job.n_to, base, job.len - base, v);
 }
 
+// Combines a batch at `base` along the tree over ranks, NEST_PACKS packs of a lane at a time. The whole warp calls it.
+template <class M>
+__device__ __forceinline__ void nest_batch(const HawserExchange& a, const M& m, const DirectJob& job, u64 base) {
+    constexpr u32 B = DIRECT_FOLDS<M> < NEST_PACKS ? DIRECT_FOLDS<M> : NEST_PACKS, O = NEST_OPERANDS;
+    static_assert(DIRECT_FOLDS<M> % B == 0, "a batch is a number of turns");
+    u64 end = base + DIRECT_BATCH<M> < job.len ? base + DIRECT_BATCH<M> : job.len;
+#pragma unroll 1
+    for (; base < end; base += B * LANES * 16) {
+        u64 len = job.len - base;
+        NestedPack<M> nest[B];
+#pragma unroll
+        for (u32 group = 0; group < PEERS; group += O) {
+            Pack v[O][B];
+#pragma unroll
+            for (u32 o = 0; o < O; o++)
+                if (group + o < job.n_from) load_batch(job.from[group + o] + base, len, v[o]);
+#pragma unroll
+            for (u32 o = 0; o < O; o++) {
+                if (group + o >= job.n_from) continue;
+#pragma unroll
+                for (u32 b = 0; b < B; b++) nest[b].add(m, group + o, v[o][b], a.form & HAWSER_SCALE);
+            }
+        }
+        Pack all[B];
+#pragma unroll
+        for (u32 b = 0; b < B; b++) all[b] = nest[b].value(m, job.n_from);
+        store_batch(job, 0, job.n_now, base, len, all);
+    }
+}
+
 // Combines a batch at `base`, in the order of ranks. The whole warp calls it.
 template <class M>
 __device__ __forceinline__ void fold_batch(const HawserExchange& a, const M& m, const DirectJob& job, u64 base) {
     constexpr u32 B = DIRECT_FOLDS<M>, O = DIRECT_OPERANDS<M>;
+    if constexpr (M::IS_ORDERED)
+        if (is_nested<M>(a)) return nest_batch(a, m, job, base);
     bool scale = a.form & HAWSER_SCALE, divide = a.form & HAWSER_DIVIDE;
     typename M::Value low[B], high[B];
     u64 len = job.len - base;
@@ -136,12 +168,16 @@ __device__ __noinline__ void move_ends(const HawserExchange& a, const M& m, cons
         for (u32 at = 0; at < job.end; at += 8) {
             i32 valid = (i32)(job.end - at);
             typename M::Value value;
+            Nest<M> nest;
             u64 v = 0;
             for (u32 o = 0; o < job.n_from; o++) {
                 v = load_piece<M::SIZE>(job.from[o] + job.len + at, valid);
-                if constexpr (M::OP != Op::Copy) M::fold(value, m.value(v, a.form & HAWSER_SCALE), o == 0);
+                if constexpr (M::OP != Op::Copy) {
+                    if (is_nested<M>(a)) nest.add(o, m.value(v, a.form & HAWSER_SCALE));
+                    else M::fold(value, m.value(v, a.form & HAWSER_SCALE), o == 0);
+                }
             }
-            if constexpr (M::OP != Op::Copy) v = m.piece(value, a.form & HAWSER_DIVIDE);
+            if constexpr (M::OP != Op::Copy) v = m.piece(is_nested<M>(a) ? nest.value(job.n_from) : value, a.form & HAWSER_DIVIDE);
             for (u32 i = 0; i < job.n_to; i++) store_piece<M::SIZE>(job.to[i] + job.len + at, valid, v);
         }
     }

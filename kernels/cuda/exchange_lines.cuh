@@ -155,9 +155,21 @@ __device__ __forceinline__ void send_rows(const HawserExchange& a, const M& m, c
     }
 }
 
+// Combines a row of all ranks along the tree.
+template <class M>
+__device__ __forceinline__ Pack nest_row(const HawserExchange& a, const M& m, Pack own, const Pack (&v)[PEERS]) {
+    NestedPack<M> nest;
+#pragma unroll
+    for (u32 p = 0; p < PEERS; p++)
+        if (p < a.ranks) nest.add(m, p, p == a.rank ? own : v[p], p == a.rank && (a.form & HAWSER_SCALE));
+    return nest.value(m, a.ranks);
+}
+
 // Combines a row in the order of ranks; a single operand keeps its bits.
 template <class M>
 __device__ __forceinline__ Pack fold_row(const HawserExchange& a, const M& m, Pack own, const Pack (&v)[PEERS]) {
+    if constexpr (M::IS_ORDERED)
+        if (is_nested<M>(a)) return nest_row(a, m, own, v);
     u32 mask = operands(a);
     typename M::Value low, high;
     Pack last = {0, 0};

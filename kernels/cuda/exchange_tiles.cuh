@@ -138,13 +138,65 @@ __device__ __forceinline__ void send_folded(const HawserExchange& a, const Pack 
     }
 }
 
+// Keeps what was combined, and sends it on.
+template <class M, bool WHOLE, u32 B>
+__device__ __forceinline__ void give_folded(const HawserExchange& a, const Pack (&value)[B], const Tile& t, u32 epoch, u32 base, u32 end) {
+    u64 len = a.len[a.rank], dst = in(a.keep, a.rank) ? 0 : a.dst[a.rank];
+    send_folded(a, value, t.slot(epoch + 1) + base, base, end);
+    if (dst == 0) return;
+#pragma unroll
+    for (u32 b = 0; b < B; b++)
+        if (base + b * LANES * 16 < end) put_pack<M, WHOLE>(dst, len, t.at + base + b * LANES * 16, value[b]);
+}
+
+// Combines the operands of the first exchange, those of all ranks, along the tree, keeps the value and sends it on.
+template <class M, bool WHOLE>
+__device__ __forceinline__ void nest_tile(const HawserExchange& a, const M& m, const Tile& t, u32 epoch) {
+    constexpr u32 B = NEST_PACKS, O = NEST_OPERANDS;
+    u32 slot = tile_slot(a.ranks);
+    u64 len = a.len[a.rank], slots = a.mine + t.slot(epoch);
+    u32 end = WHOLE ? t.size : (u32)rest(len, t.at, (i32)t.size);
+#pragma unroll 1
+    for (u32 base = t.lane * 16; base < end; base += B * LANES * 16) {
+        NestedPack<M> nest[B];
+#pragma unroll
+        for (u32 group = 0; group < PEERS; group += O) {
+            Pack v[O][B];
+#pragma unroll
+            for (u32 o = 0; o < O; o++) {
+                u32 p = group + o;
+                if (p >= a.ranks) continue;
+#pragma unroll
+                for (u32 b = 0; b < B; b++) {
+                    u32 at = base + b * LANES * 16;
+                    if (at >= end) continue;
+                    v[o][b] = p == a.rank ? get_pack<M, WHOLE>(a.src[0], len, t.at + at) : load_pack(slots + p * (u64)slot + at);
+                }
+            }
+#pragma unroll
+            for (u32 o = 0; o < O; o++) {
+                u32 p = group + o;
+                if (p >= a.ranks) continue;
+#pragma unroll
+                for (u32 b = 0; b < B; b++) nest[b].add(m, p, v[o][b], p == a.rank && (a.form & HAWSER_SCALE));
+            }
+        }
+        Pack value[B];
+#pragma unroll
+        for (u32 b = 0; b < B; b++) value[b] = nest[b].value(m, a.ranks);
+        give_folded<M, WHOLE>(a, value, t, epoch, base, end);
+    }
+}
+
 // Combines the operands of the first exchange in the order of ranks, keeps the value and sends it on.
 template <class M, bool WHOLE>
 __device__ __forceinline__ void fold_tile(const HawserExchange& a, const M& m, const Tile& t, u32 epoch) {
     constexpr u32 B = TILE_FOLDS<M>, O = TILE_OPERANDS<M>;
     u32 rank = a.rank, mask = operands(a), slot = tile_slot(a.ranks);
     if (mask == 0) return;
-    u64 len = a.len[rank], dst = in(a.keep, rank) ? 0 : a.dst[rank], slots = a.mine + t.slot(epoch);
+    if constexpr (M::IS_ORDERED)
+        if (is_nested<M>(a)) return nest_tile<M, WHOLE>(a, m, t, epoch);
+    u64 len = a.len[rank], slots = a.mine + t.slot(epoch);
     u32 end = WHOLE ? t.size : (u32)rest(len, t.at, (i32)t.size);
     bool divide = a.form & HAWSER_DIVIDE;
 #pragma unroll 1
@@ -186,11 +238,7 @@ __device__ __forceinline__ void fold_tile(const HawserExchange& a, const M& m, c
 #pragma unroll
             for (u32 b = 0; b < B; b++) last[b] = {m.piece(low[b], divide), m.piece(high[b], divide)};
         }
-        send_folded(a, last, t.slot(epoch + 1) + base, base, end);
-        if (dst == 0) continue;
-#pragma unroll
-        for (u32 b = 0; b < B; b++)
-            if (base + b * LANES * 16 < end) put_pack<M, WHOLE>(dst, len, t.at + base + b * LANES * 16, last[b]);
+        give_folded<M, WHOLE>(a, last, t, epoch, base, end);
     }
 }
 

@@ -36,9 +36,21 @@ __device__ __forceinline__ void send_flags(const HawserExchange& a, u32 mask, u6
         if (in(others, k)) store_word(a.to[k] + offset, 0, epoch);
 }
 
+// Combines the operands of all ranks along the tree.
+template <class M>
+__device__ __forceinline__ u64 nest_pieces(const HawserExchange& a, const M& m, u64 own, const u64 (&data)[PEERS]) {
+    Nest<M> nest;
+#pragma unroll
+    for (u32 p = 0; p < PEERS; p++)
+        if (p < a.ranks) nest.add(p, m.value(p == a.rank ? own : data[p]));
+    return m.piece(nest.value(a.ranks), false);
+}
+
 // Combines the operands in the order of ranks; a single operand keeps its bits.
 template <class M>
 __device__ __forceinline__ u64 fold_pieces(const HawserExchange& a, const M& m, u64 own, const u64 (&data)[PEERS]) {
+    if constexpr (M::IS_ORDERED)
+        if (is_nested<M>(a)) return nest_pieces(a, m, own, data);
     u32 mask = operands(a);
     typename M::Value sum;
     u64 last = 0;

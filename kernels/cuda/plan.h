@@ -188,6 +188,9 @@ constexpr uint32_t HAWSER_DIVIDE = 32; // the value is divided by the divisor
 constexpr uint32_t HAWSER_ALIGNED = 64; // all of src and dst are multiples of 16
 constexpr uint32_t HAWSER_EIGHTS = 128; // all of len are multiples of 8
 
+// HawserExchange::order
+constexpr uint32_t HAWSER_NESTED = 1; // operands are combined along the balanced tree over ranks, else in their order
+
 struct HawserExchange {
     uint64_t to[HAWSER_EXCHANGE_RANKS];
     uint64_t src[HAWSER_EXCHANGE_RANKS];
@@ -216,8 +219,9 @@ struct HawserExchange {
     uint8_t keep;
     uint8_t send2;
     uint8_t recv2;
+    uint8_t order;
     uint8_t direct;
-    uint8_t pad[2];
+    uint8_t pad[1];
 };
 
 // What a kernel of several exchanges reads: kernels/abi/src/fused.rs documents every field.
@@ -243,11 +247,12 @@ struct HawserBundleOp {
     uint8_t keep;
     uint8_t send2;
     uint8_t recv2;
+    uint8_t order;
     uint8_t has_dst;
     uint8_t shape;
     uint8_t skipped;
     uint8_t first;
-    uint8_t pad[5];
+    uint8_t pad[4];
 };
 
 struct HawserBundle {
@@ -296,11 +301,11 @@ struct HawserFold {
 
 static_assert(sizeof(HawserFold) == 104 && offsetof(HawserFold, to) == 72, "");
 static_assert(offsetof(HawserFold, divisor) == 96 && offsetof(HawserFold, form) == 101, "");
-static_assert(sizeof(HawserBundleOp) == 56 && offsetof(HawserBundleOp, part) == 32 && offsetof(HawserBundleOp, first) == 50, "");
+static_assert(sizeof(HawserBundleOp) == 56 && offsetof(HawserBundleOp, part) == 32 && offsetof(HawserBundleOp, first) == 51, "");
 static_assert(sizeof(HawserBundle) == 3944 && offsetof(HawserBundle, mine) == 320, "");
 static_assert(offsetof(HawserBundle, rank) == 352 && offsetof(HawserBundle, ops) == 360, "");
 static_assert(sizeof(HawserExchange) == 424 && offsetof(HawserExchange, mine) == 320, "");
-static_assert(offsetof(HawserExchange, divisor) == 400 && offsetof(HawserExchange, direct) == 421, "");
+static_assert(offsetof(HawserExchange, divisor) == 400 && offsetof(HawserExchange, direct) == 422, "");
 static_assert(sizeof(HawserStep) == 64 && offsetof(HawserStep, src_chunk) == 12 && offsetof(HawserStep, recv) == 32, "");
 static_assert(sizeof(HawserBlock) == 8, "");
 static_assert(sizeof(HawserWork) == 88 && offsetof(HawserWork, tile) == 48 && offsetof(HawserWork, landing) == 80, "");

@@ -305,6 +305,10 @@ __device__ __forceinline__ I8x4 divided(I8x4 a, u32 d) {
     return {q};
 }
 
+template <class A> constexpr bool IS_FLOAT = false;
+template <> constexpr bool IS_FLOAT<float> = true;
+template <> constexpr bool IS_FLOAT<double> = true;
+
 // What one kernel does: operation OP on elements of type T.
 template <class T, Op OPERATION>
 struct Math {
@@ -341,6 +345,14 @@ struct Math {
     __device__ __forceinline__ static void fold(Value& v, const Value& w, bool first) {
 #pragma unroll
         for (int i = 0; i < N; i++) v.a[i] = first ? w.a[i] : apply<OP>(v.a[i], w.a[i]);
+    }
+    // Whether the bits of a result depend on the order of operands.
+    static constexpr bool IS_ORDERED = OP != Op::Copy && IS_FLOAT<Acc>;
+    // v ⊕ w, rounded to the element type.
+    __device__ __forceinline__ static Value joined(Value v, const Value& w) {
+        fold(v, w, false);
+        if constexpr (SIZE < (int)sizeof(Acc)) v = value(Type<T>::pack(v.a));
+        return v;
     }
     __device__ __forceinline__ u64 piece(Value v, bool post) const {
         if constexpr (OP == Op::SumDiv) {

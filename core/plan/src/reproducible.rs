@@ -45,13 +45,11 @@ pub(crate) fn refused(query: &Query<'_>) -> Option<String> {
     if let Algorithm::Imported(program) = key.algorithm {
         return imported::other_order(program, &declared).and_then(|why| because(&why));
     }
-    if algo::keeps(key, &declared) {
+    // Fused kernels combine all operands at once, along the tree that they are told.
+    if route.executor == Executor::Fused || algo::keeps(key, &declared) {
         return None;
     }
-    because(match (route.executor, declared.order) {
-        (Executor::Fused, Order::Nested) => "fused kernels combine in the order of ranks",
-        _ => "it combines in another order",
-    })
+    because("it combines in another order")
 }
 
 /// The declared order of a call in words, for `explain` and logs.

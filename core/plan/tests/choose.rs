@@ -7,7 +7,7 @@ use hawser_msccl::{Window, to_xml};
 use hawser_plan::PlanErrorKind;
 use hawser_plan::Scalar;
 use hawser_plan::algo;
-use hawser_plan::choose::{self, Advice, Outcome, choose};
+use hawser_plan::choose::{self, Advice, Candidate, Outcome, choose};
 use hawser_plan::config::{NET_LL_BYTES, NET_SLOT_BYTES};
 use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::interpreter::{bind, lower};
@@ -16,7 +16,8 @@ use hawser_plan::imported;
 use hawser_plan::topology::{DeviceKind, Link};
 use hawser_plan::vector;
 use hawser_plan::{
-    Algorithm, Call, Collective, DataType, Decision, Measured, PlanConfig, ReduceOp, Route, Topology,
+    Algorithm, Call, Collective, DataType, Decision, Executor, Measured, PlanConfig, ReduceOp, Route,
+    Topology,
 };
 
 const GPU: DeviceKind = DeviceKind::Cuda { sm: 90 };
@@ -395,14 +396,18 @@ fn declared_orders_leave_what_keeps_them() {
     let hosts = Topology::single_host(8, GPU, Link::NvLink);
     let at_level = |reproducible| PlanConfig { reproducible, ..PlanConfig::default() };
     let float = call(Collective::AllReduce, 1 << 22);
-    for (level, kept) in [
-        (1, [Algorithm::OneShot, Algorithm::AllPairs]),
-        (2, [Algorithm::RecursiveDoubling, Algorithm::Nested]),
-    ] {
+    let one_step = [Algorithm::OneShot, Algorithm::AllPairs];
+    for (level, kept) in [(1, &one_step), (2, &[Algorithm::RecursiveDoubling, Algorithm::Nested])] {
         let decision = pick(float.collective, float.count, &hosts, &at_level(level));
         let possible = decision.why.candidates.iter().filter(|candidate| candidate.us().is_some());
-        assert!(possible.clone().all(|candidate| kept.contains(&candidate.algorithm)), "{}", decision.why);
-        assert!(possible.count() > 1 && kept.contains(&decision.key.algorithm), "{}", decision.why);
+        // Fused kernels combine along the order that they are told.
+        let is_told = |candidate: &Candidate| {
+            candidate.route.executor == Executor::Fused && one_step.contains(&candidate.algorithm)
+        };
+        let keeps = |candidate: &Candidate| kept.contains(&candidate.algorithm) || is_told(candidate);
+        assert!(possible.clone().all(keeps) && possible.clone().any(is_told), "{}", decision.why);
+        assert!(possible.count() > 1, "{}", decision.why);
+        assert_eq!(decision.route.executor, Executor::Fused, "{}", decision.why);
         let text = decision.why.to_string();
         assert!(text.contains(&format!("declared order, level {level}: (")), "{text}");
         assert!(

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use decisions::decided;
 use hawser_plan::Scalar;
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::executor::fused::FusedPlan;
+use hawser_plan::executor::fused::{FusedPlan, NESTED};
 use hawser_plan::executor::launch::PACK_BYTES;
 use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route};
 use hawser_program::{Buf, Program, Ref, Step};
@@ -122,6 +122,29 @@ fn compare(collective: Collective, algorithm: Algorithm, ranks: u32, root: u32, 
                 operands.is_sorted(),
                 "{what}: fused kernels combine in the order of ranks: {operands:?}"
             );
+        }
+    }
+}
+
+/// Kernels are told of the tree where the order of ranks is another one.
+#[test]
+fn fused_kernels_are_told_of_the_declared_order() {
+    for (level, ranks, dtype, wanted) in [
+        (0, 8, DataType::Float32, 0),
+        (1, 8, DataType::Float32, 0),
+        (2, 2, DataType::Float16, 0),
+        (2, 3, DataType::Float32, 0),
+        (2, 3, DataType::Float16, NESTED),
+        (2, 4, DataType::Float32, NESTED),
+        (2, 8, DataType::Float16, NESTED),
+        (2, 8, DataType::Int32, 0),
+    ] {
+        let config = PlanConfig { reproducible: level, ..PlanConfig::default() };
+        for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce] {
+            let key = ProgramKey::new(collective, Algorithm::AllPairs, ranks, 0);
+            let call = call(collective, 1000, dtype, 0);
+            let plan = FusedPlan::new(&call, &decided(key, Route::FUSED_LL, 8, 256), 1, ranks, &config);
+            assert_eq!(plan.args().flow.order, wanted, "level {level}, {ranks} ranks, {}", dtype.name());
         }
     }
 }

@@ -24,6 +24,9 @@ pub const ALIGNED: u8 = 64;
 /// Form: all of `len` are multiples of 8 bytes.
 pub const EIGHTS: u8 = 128;
 
+/// [`Flow::order`]: operands are combined along the balanced tree over ranks.
+pub const NESTED: u8 = 1;
+
 /// [`FusedArgs::direct`]: it is wanted.
 pub const TRY: u8 = 1;
 /// [`FusedArgs::direct`]: the other ranks can reach this rank's buffers.
@@ -49,6 +52,8 @@ pub struct Flow {
     pub send2: u8,
     /// As `recv1`, of the second exchange.
     pub recv2: u8,
+    /// 0: operands are combined in the order of ranks; or [`NESTED`].
+    pub order: u8,
 }
 
 /// Arguments of a fused kernel, passed by value (424 bytes).
@@ -101,7 +106,7 @@ pub struct FusedArgs {
     /// [`TRY`], [`READY`], [`PULL`].
     pub direct: u8,
     /// The padding, which is zero.
-    pub pad: [u8; 2],
+    pub pad: [u8; 1],
 }
 
 /// Most operations of a launch.
@@ -144,7 +149,7 @@ pub struct BatchOp {
     /// Its first block.
     pub first: u8,
     /// The padding, which is zero.
-    pub pad: [u8; 5],
+    pub pad: [u8; 4],
 }
 
 /// Arguments of a batch's kernel, passed by value (3944 bytes).
@@ -198,12 +203,12 @@ impl Default for BatchArgs {
 
 const _: () = {
     assert!(size_of::<FusedArgs>() == 424 && offset_of!(FusedArgs, mine) == 320);
-    assert!(offset_of!(FusedArgs, flow) == 414 && offset_of!(FusedArgs, direct) == 421);
+    assert!(offset_of!(FusedArgs, flow) == 414 && offset_of!(FusedArgs, direct) == 422);
 };
 
 const _: () = {
     assert!(
-        size_of::<BatchOp>() == 56 && offset_of!(BatchOp, part) == 32 && offset_of!(BatchOp, first) == 50
+        size_of::<BatchOp>() == 56 && offset_of!(BatchOp, part) == 32 && offset_of!(BatchOp, first) == 51
     );
     assert!(size_of::<BatchArgs>() == 3944 && offset_of!(BatchArgs, mine) == 320);
     assert!(offset_of!(BatchArgs, rank) == 352 && offset_of!(BatchArgs, ops) == 360);

@@ -41,6 +41,27 @@ static u8 e4m3_sum(const u8* const* v, u32 n) {
     for (u32 r = 1; r < n; r++) s = s + SoftFp8::from_e4m3(*v[r]);
     return (u8)SoftFp8::e4m3(s);
 }
+// What combines them along the balanced tree over ranks: ((0 1) (2 3)) of four, (((0 1) (2 3)) 4) of five.
+static u32 left_of(u32 n) {
+    u32 left = 1;
+    while (2 * left < n) left *= 2;
+    return left;
+}
+static float nested_sum(const u8* const* v, u32 n) {
+    if (n == 1) return get<float>(v[0]);
+    volatile float left = nested_sum(v, left_of(n)), right = nested_sum(v + left_of(n), n - left_of(n));
+    return left + right;
+}
+static float nested_sum_of_thirds(const u8* const* v, u32 n) {
+    if (n == 1) return get<float>(v[0]) * 0.3f;
+    volatile float left = nested_sum_of_thirds(v, left_of(n)), right = nested_sum_of_thirds(v + left_of(n), n - left_of(n));
+    return left + right;
+}
+static u16 nested_half_sum(const u8* const* v, u32 n) {
+    if (n == 1) return get<u16>(v[0]);
+    u16 left = nested_half_sum(v, left_of(n)), right = nested_half_sum(v + left_of(n), n - left_of(n));
+    return __half_as_ushort(__float2half_rn(__half2float(__ushort_as_half(left)) + __half2float(__ushort_as_half(right))));
+}
 template <class T, class V> static void put(u8* to, V v) {
     T value = (T)v;
     std::memcpy(to, &value, sizeof value);
@@ -78,7 +99,16 @@ static const Element REDUCED[] = {
      [](const u8* const* v, u32 n, u8* out) { fold_as<i64>(v, n, out, average); }},
     {"e4m3 sum", 1, KERNELS(E4M3, Sum), 0, 0, [](u32 h, u8* to) { put<u8>(to, (h & 0x7f) == 0x7f ? 0 : h); },
      [](const u8* const* v, u32 n, u8* out) { fold_as<u8>(v, n, out, e4m3_sum); }},
+    {"nested float sum", 4, KERNELS(float, Sum), 0, 0, [](u32 h, u8* to) { put<float>(to, hash_to_float(h)); },
+     [](const u8* const* v, u32 n, u8* out) { fold_as<float>(v, n, out, nested_sum); }, HAWSER_NESTED},
+    {"nested float premul", 4, KERNELS(float, PreMul), HAWSER_SCALE, __float_as_uint(0.3f),
+     [](u32 h, u8* to) { put<float>(to, hash_to_float(h)); },
+     [](const u8* const* v, u32 n, u8* out) { fold_as<float>(v, n, out, nested_sum_of_thirds); }, HAWSER_NESTED},
+    {"nested half sum", 2, KERNELS(F16, Sum), 0, 0,
+     [](u32 h, u8* to) { put<u16>(to, __half_as_ushort(__float2half_rn(std::ldexp((float)(int)(h % 999) - 500, (int)(h >> 12 & 7) - 3)))); },
+     [](const u8* const* v, u32 n, u8* out) { fold_as<u16>(v, n, out, nested_half_sum); }, HAWSER_NESTED},
 };
+constexpr u32 ELEMENTS = sizeof REDUCED / sizeof REDUCED[0];
 
 // One kernel of a rank.
 struct Kernel {
@@ -141,7 +171,7 @@ static std::unique_ptr<Launch> random_launch(Machine& m, int protocol, u64 numbe
     Launch& l = *launch;
     l.ranks = m.ranks, l.number = number, l.protocol = protocol;
     l.pattern = (Pattern)(dice() % PATTERNS);
-    l.element = reduces(l.pattern) ? &REDUCED[dice() % 5] : &COPY;
+    l.element = reduces(l.pattern) ? &REDUCED[dice() % ELEMENTS] : &COPY;
     l.grid = 1 + dice() % most_grid, l.threads = 32 * (1 + dice() % (most_threads / 32));
     l.tile = protocol == LINES ? 480 * (1 + dice() % 3) : dice() % 4 == 0 ? 1536 : 512;
     if (protocol == LINES && dice() % 8 == 0) l.tile = 480 * 8;
@@ -167,7 +197,7 @@ struct Bundle {
     u32 threads;
 
     Bundle(Machine& m, u64 number, u32 most_ops, u32 most_threads) {
-        element = dice() % 3 == 0 ? &COPY : &REDUCED[dice() % 5];
+        element = dice() % 3 == 0 ? &COPY : &REDUCED[dice() % ELEMENTS];
         threads = 32 * (1 + dice() % (most_threads / 32));
         for (u32 n = 1 + dice() % most_ops; ops.size() < n;) ops.push_back(random_op(m, number + ops.size()));
     }

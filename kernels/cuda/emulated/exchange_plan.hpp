@@ -81,6 +81,7 @@ struct Element {
     u64 scalar;
     void (*make)(u32 hash, u8* to);
     void (*fold)(const u8* const* v, u32 n, u8* out);
+    u32 order = 0;
 };
 
 // Ranks with their areas and counters. Everything begins at a random epoch, at times short of the end of 32 bits.
@@ -192,7 +193,7 @@ struct Launch {
         op.input = in[r], op.output = out[r], op.scalar = a.scalar, op.op_number = number;
         op.part = (u32)(in_parts(pattern) ? a.most : bytes()), op.total = (u32)bytes();
         op.form = a.form, op.scalar_is_address = a.scalar_is_address, op.send1 = a.send1, op.recv1 = a.recv1, op.keep = a.keep;
-        op.send2 = a.send2, op.recv2 = a.recv2, op.first = (u8)first;
+        op.send2 = a.send2, op.recv2 = a.recv2, op.order = a.order, op.first = (u8)first;
         for (u32 p = 0; p < ranks; p++) op.has_dst |= (a.dst[p] != 0) << p;
         bool deals = pattern == REDUCE_SCATTER || pattern == ALL_TO_ALL || pattern == SCATTER;
         bool collects = pattern == ALL_GATHER || pattern == ALL_TO_ALL || pattern == GATHER;
@@ -310,6 +311,7 @@ private:
         a.epochs = (u64)m.epochs[protocol][r].data();
         bool by_address = element->scalar != 0 && number % 2;
         a.scalar = by_address ? (u64)&element->scalar : element->scalar, a.scalar_is_address = by_address;
+        a.order = (u8)element->order;
         a.op_number = number, a.divisor = ranks, a.tile = tile, a.rank = (u8)r, a.ranks = (u8)ranks;
         u32 form = 0;
         if (pattern == BROADCAST_2 || pattern == REDUCE_2) form = two_hops_of_root(a, r);

@@ -20,12 +20,13 @@ pub const NESTED: Entry = Entry {
     measured: Measured::Nowhere,
     needs: Needs::Nothing,
     generators: &[
-        generator(Collective::AllReduce, all_reduce, all_reduce_traffic, all_reduce_across),
+        generator(Collective::AllReduce, all_reduce, twice, twice_across),
         Generator {
             per_block: super::entry::one,
             ..generator(Collective::ReduceScatter, reduce_scatter, traffic, across)
         },
-        generator(Collective::Reduce, reduce, traffic, across),
+        // The root gets its chunk of everybody, and everybody's sum.
+        generator(Collective::Reduce, reduce, twice, twice_across),
     ],
 };
 
@@ -54,7 +55,8 @@ fn traffic(load: &Load) -> Traffic {
     load.by_form(2.0 * load.others(), part, load.bytes / load.ranks())
 }
 
-fn all_reduce_traffic(load: &Load) -> Traffic {
+/// The same, and what is added up moves once more.
+fn twice(load: &Load) -> Traffic {
     load.by_form(3.0 * load.others(), 2.0 * load.part(), load.bytes / load.ranks())
 }
 
@@ -63,7 +65,7 @@ fn across(load: &Across) -> NetTraffic {
     NetTraffic { more_messages: 2.0 * (far - 1.0), ..NetTraffic::new(load.pairs(), 1.0) }.over(load.local)
 }
 
-fn all_reduce_across(load: &Across) -> NetTraffic {
+fn twice_across(load: &Across) -> NetTraffic {
     let far = load.far();
     NetTraffic { more_messages: 4.0 * (far - 1.0), ..NetTraffic::new(2.0 * load.pairs(), 2.0) }
         .over(load.local)

@@ -212,7 +212,7 @@ impl FusedPlan {
             shape: self.shape.flags,
             skipped: self.shape.skipped,
             first: first as u8,
-            pad: [0; 5],
+            pad: [0; 4],
         }
     }
 }

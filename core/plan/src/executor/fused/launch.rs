@@ -1,6 +1,6 @@
 //! One launch of a fused kernel.
 
-use hawser_kernels_abi::fused::{ALIGNED, DIVIDE, EIGHTS, FusedArgs, REDUCE, SCALE, TRY};
+use hawser_kernels_abi::fused::{ALIGNED, DIVIDE, EIGHTS, FusedArgs, NESTED, REDUCE, SCALE, TRY};
 use hawser_kernels_abi::{DeviceOp, KernelKey};
 use hawser_types::{Call, Collective, DataType, Route};
 
@@ -8,10 +8,12 @@ use super::area::{Area, index, slot};
 use super::grid::{grid, longest_part};
 use super::partition::{Parts, Shape};
 use super::zero_copy;
+use crate::algo;
 use crate::config::PlanConfig;
 use crate::decision::Decision;
 use crate::executor::launch::{PACK_BYTES, device_op, scalar};
 use crate::layout::Part;
+use crate::reproducible;
 
 /// One launch, ready but for addresses: `src` and `dst` are offsets in the call's buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,6 +51,11 @@ impl FusedPlan {
         parts.fill(call, choice.key.algorithm);
         let Parts { mut args, flow, has_dst, shape, .. } = parts;
         args.flow = flow;
+        // Of few ranks the tree is their order.
+        let declared = reproducible::declared(call, ranks, config.reproducible);
+        if declared.is_some_and(|declared| !algo::keeps(&choice.key, &declared)) {
+            args.flow.order = NESTED;
+        }
         args.most = longest_part(call.collective, choice.key.algorithm, bytes, ranks);
         let mut max_ctas = config.most_ctas(call.collective);
         if choice.instances > 0 {
