@@ -49,33 +49,32 @@ __device__ __forceinline__ void copy_batch(const DirectJob& job, u64 base) {
     store_batch(job, 0, job.n_to, base, job.len - base, v);
 }
 
-// Combines a batch at `base` along the tree over ranks, NEST_PACKS packs of a lane at a time. The whole warp calls it.
+// Combines operands [first, first + NEST_OPERANDS) of a turn of a batch, as far as there are so many.
+template <class M, u32 B>
+__device__ __forceinline__ auto nest_some(const HawserExchange& a, const M& m, const DirectJob& job, u32 first, u64 base) {
+    constexpr u32 O = NEST_OPERANDS;
+    Pack v[O][B];
+#pragma unroll
+    for (u32 o = 0; o < O; o++)
+        if (first + o < job.n_from) load_batch(job.from[first + o] + base, job.len - base, v[o]);
+    auto operand = [&](u32 p) { return PackValues<M, B>::of(m, v[p - first], a.form & HAWSER_SCALE); };
+    return nested<O>(first, job.n_from, operand);
+}
+
+// Combines a batch at `base` along the tree over ranks, NEST_PACKS packs of a lane at a turn. The whole warp calls it.
 template <class M>
 __device__ __forceinline__ void nest_batch(const HawserExchange& a, const M& m, const DirectJob& job, u64 base) {
-    constexpr u32 B = DIRECT_FOLDS<M> < NEST_PACKS ? DIRECT_FOLDS<M> : NEST_PACKS, O = NEST_OPERANDS;
+    constexpr u32 B = DIRECT_FOLDS<M> < NEST_PACKS ? DIRECT_FOLDS<M> : NEST_PACKS;
     static_assert(DIRECT_FOLDS<M> % B == 0, "a batch is a number of turns");
     u64 end = base + DIRECT_BATCH<M> < job.len ? base + DIRECT_BATCH<M> : job.len;
 #pragma unroll 1
     for (; base < end; base += B * LANES * 16) {
-        u64 len = job.len - base;
-        NestedPack<M> nest[B];
-#pragma unroll
-        for (u32 group = 0; group < PEERS; group += O) {
-            Pack v[O][B];
-#pragma unroll
-            for (u32 o = 0; o < O; o++)
-                if (group + o < job.n_from) load_batch(job.from[group + o] + base, len, v[o]);
-#pragma unroll
-            for (u32 o = 0; o < O; o++) {
-                if (group + o >= job.n_from) continue;
-#pragma unroll
-                for (u32 b = 0; b < B; b++) nest[b].add(m, group + o, v[o][b], a.form & HAWSER_SCALE);
-            }
-        }
+        auto values = nest_some<M, B>(a, m, job, 0, base);
+        if (NEST_OPERANDS < job.n_from) values.join(nest_some<M, B>(a, m, job, NEST_OPERANDS, base));
         Pack all[B];
 #pragma unroll
-        for (u32 b = 0; b < B; b++) all[b] = nest[b].value(m, job.n_from);
-        store_batch(job, 0, job.n_now, base, len, all);
+        for (u32 b = 0; b < B; b++) all[b] = values.pack(m, b);
+        store_batch(job, 0, job.n_now, base, job.len - base, all);
     }
 }
 
@@ -168,16 +167,14 @@ __device__ __noinline__ void move_ends(const HawserExchange& a, const M& m, cons
         for (u32 at = 0; at < job.end; at += 8) {
             i32 valid = (i32)(job.end - at);
             typename M::Value value;
-            Nest<M> nest;
             u64 v = 0;
-            for (u32 o = 0; o < job.n_from; o++) {
+            auto operand = [&](u32 o) {
                 v = load_piece<M::SIZE>(job.from[o] + job.len + at, valid);
-                if constexpr (M::OP != Op::Copy) {
-                    if (is_nested<M>(a)) nest.add(o, m.value(v, a.form & HAWSER_SCALE));
-                    else M::fold(value, m.value(v, a.form & HAWSER_SCALE), o == 0);
-                }
-            }
-            if constexpr (M::OP != Op::Copy) v = m.piece(is_nested<M>(a) ? nest.value(job.n_from) : value, a.form & HAWSER_DIVIDE);
+                return PieceValue<M>{m.value(v, a.form & HAWSER_SCALE)};
+            };
+            for (u32 o = 0; o < job.n_from && !is_nested<M>(a); o++) M::fold(value, operand(o).value, o == 0);
+            if (is_nested<M>(a)) value = nested<PEERS>(0, job.n_from, operand).value;
+            if constexpr (M::OP != Op::Copy) v = m.piece(value, a.form & HAWSER_DIVIDE);
             for (u32 i = 0; i < job.n_to; i++) store_piece<M::SIZE>(job.to[i] + job.len + at, valid, v);
         }
     }

@@ -158,11 +158,11 @@ __device__ __forceinline__ void send_rows(const HawserExchange& a, const M& m, c
 // Combines a row of all ranks along the tree.
 template <class M>
 __device__ __forceinline__ Pack nest_row(const HawserExchange& a, const M& m, Pack own, const Pack (&v)[PEERS]) {
-    NestedPack<M> nest;
-#pragma unroll
-    for (u32 p = 0; p < PEERS; p++)
-        if (p < a.ranks) nest.add(m, p, p == a.rank ? own : v[p], p == a.rank && (a.form & HAWSER_SCALE));
-    return nest.value(m, a.ranks);
+    auto operand = [&](u32 p) {
+        bool mine = p == a.rank;
+        return PackValues<M, 1>::of(m, {mine ? own : v[p]}, mine && (a.form & HAWSER_SCALE));
+    };
+    return nested<PEERS>(0, a.ranks, operand).pack(m, 0);
 }
 
 // Combines a row in the order of ranks; a single operand keeps its bits.

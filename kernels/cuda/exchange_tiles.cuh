@@ -149,41 +149,41 @@ __device__ __forceinline__ void give_folded(const HawserExchange& a, const Pack 
         if (base + b * LANES * 16 < end) put_pack<M, WHOLE>(dst, len, t.at + base + b * LANES * 16, value[b]);
 }
 
+// Combines operands [first, first + NEST_OPERANDS) of the packs from `base` on, as far as there are so many ranks.
+template <class M, bool WHOLE>
+__device__ __forceinline__ auto nest_some(const HawserExchange& a, const M& m, const Tile& t, u32 epoch, u32 first, u32 base, u32 end) {
+    constexpr u32 B = NEST_PACKS, O = NEST_OPERANDS;
+    u64 slots = a.mine + t.slot(epoch);
+    Pack v[O][B];
+#pragma unroll
+    for (u32 o = 0; o < O; o++) {
+        u32 p = first + o;
+        if (p >= a.ranks) continue;
+#pragma unroll
+        for (u32 b = 0; b < B; b++) {
+            u32 at = base + b * LANES * 16;
+            if (at >= end) continue;
+            if (p == a.rank) v[o][b] = get_pack<M, WHOLE>(a.src[0], a.len[p], t.at + at);
+            else v[o][b] = load_pack(slots + p * (u64)tile_slot(a.ranks) + at);
+        }
+    }
+    auto operand = [&](u32 p) { return PackValues<M, B>::of(m, v[p - first], p == a.rank && (a.form & HAWSER_SCALE)); };
+    return nested<O>(first, a.ranks, operand);
+}
+
 // Combines the operands of the first exchange, those of all ranks, along the tree, keeps the value and sends it on.
 template <class M, bool WHOLE>
 __device__ __forceinline__ void nest_tile(const HawserExchange& a, const M& m, const Tile& t, u32 epoch) {
     constexpr u32 B = NEST_PACKS, O = NEST_OPERANDS;
-    u32 slot = tile_slot(a.ranks);
-    u64 len = a.len[a.rank], slots = a.mine + t.slot(epoch);
-    u32 end = WHOLE ? t.size : (u32)rest(len, t.at, (i32)t.size);
+    static_assert(2 * O == PEERS, "two halves");
+    u32 end = WHOLE ? t.size : (u32)rest(a.len[a.rank], t.at, (i32)t.size);
 #pragma unroll 1
     for (u32 base = t.lane * 16; base < end; base += B * LANES * 16) {
-        NestedPack<M> nest[B];
-#pragma unroll
-        for (u32 group = 0; group < PEERS; group += O) {
-            Pack v[O][B];
-#pragma unroll
-            for (u32 o = 0; o < O; o++) {
-                u32 p = group + o;
-                if (p >= a.ranks) continue;
-#pragma unroll
-                for (u32 b = 0; b < B; b++) {
-                    u32 at = base + b * LANES * 16;
-                    if (at >= end) continue;
-                    v[o][b] = p == a.rank ? get_pack<M, WHOLE>(a.src[0], len, t.at + at) : load_pack(slots + p * (u64)slot + at);
-                }
-            }
-#pragma unroll
-            for (u32 o = 0; o < O; o++) {
-                u32 p = group + o;
-                if (p >= a.ranks) continue;
-#pragma unroll
-                for (u32 b = 0; b < B; b++) nest[b].add(m, p, v[o][b], p == a.rank && (a.form & HAWSER_SCALE));
-            }
-        }
+        auto values = nest_some<M, WHOLE>(a, m, t, epoch, 0, base, end);
+        if (O < a.ranks) values.join(nest_some<M, WHOLE>(a, m, t, epoch, O, base, end));
         Pack value[B];
 #pragma unroll
-        for (u32 b = 0; b < B; b++) value[b] = nest[b].value(m, a.ranks);
+        for (u32 b = 0; b < B; b++) value[b] = values.pack(m, b);
         give_folded<M, WHOLE>(a, value, t, epoch, base, end);
     }
 }

@@ -39,11 +39,8 @@ __device__ __forceinline__ void send_flags(const HawserExchange& a, u32 mask, u6
 // Combines the operands of all ranks along the tree.
 template <class M>
 __device__ __forceinline__ u64 nest_pieces(const HawserExchange& a, const M& m, u64 own, const u64 (&data)[PEERS]) {
-    Nest<M> nest;
-#pragma unroll
-    for (u32 p = 0; p < PEERS; p++)
-        if (p < a.ranks) nest.add(p, m.value(p == a.rank ? own : data[p]));
-    return m.piece(nest.value(a.ranks), false);
+    auto operand = [&](u32 p) { return PieceValue<M>{m.value(p == a.rank ? own : data[p])}; };
+    return m.piece(nested<PEERS>(0, a.ranks, operand).value, false);
 }
 
 // Combines the operands in the order of ranks; a single operand keeps its bits.

@@ -6,51 +6,42 @@
 
 namespace hawser {
 
-// Operands come in the order of ranks: to add one more is to add 1 to a binary number, whose digits are finished subtrees of 1, 2, 4
-// and 8 operands, and whose carries join two of them. At most 15 operands.
-template <class M>
-struct Nest {
-    static constexpr u32 LEVELS = 4;
-    using Value = typename M::Value;
-    Value tree[LEVELS];
+// The values of some packs.
+template <class M, u32 PACKS>
+struct PackValues {
+    typename M::Value low[PACKS], high[PACKS];
 
-    // Adds operand number `p`.
-    __device__ __forceinline__ void add(u32 p, Value v) {
+    __device__ __forceinline__ static PackValues of(const M& m, const Pack (&v)[PACKS], bool scale) {
+        PackValues values;
 #pragma unroll
-        for (u32 l = 0; l < LEVELS; l++) {
-            if (!(p >> l & 1)) {
-                tree[l] = v;
-                return;
-            }
-            v = M::joined(tree[l], v);
-        }
+        for (u32 b = 0; b < PACKS; b++) values.low[b] = m.value(v[b].x, scale), values.high[b] = m.value(v[b].y, scale);
+        return values;
     }
-    // The value of `n` operands: what is left over joins the larger subtrees, the smallest first.
-    __device__ __forceinline__ Value value(u32 n) const {
-        Value v{};
-        bool any = false;
+    __device__ __forceinline__ void join(const PackValues& right) {
 #pragma unroll
-        for (u32 l = 0; l < LEVELS; l++) {
-            if (!(n >> l & 1)) continue;
-            v = any ? M::joined(tree[l], v) : tree[l];
-            any = true;
-        }
-        return v;
+        for (u32 b = 0; b < PACKS; b++) low[b] = M::joined(low[b], right.low[b]), high[b] = M::joined(high[b], right.high[b]);
     }
+    __device__ __forceinline__ Pack pack(const M& m, u32 b) const { return {m.piece(low[b], false), m.piece(high[b], false)}; }
 };
 
-// The same for the two pieces of a pack.
+// The value of a piece.
 template <class M>
-struct NestedPack {
-    Nest<M> low, high;
+struct PieceValue {
+    typename M::Value value;
 
-    __device__ __forceinline__ void add(const M& m, u32 p, Pack v, bool scale) {
-        low.add(p, m.value(v.x, scale));
-        high.add(p, m.value(v.y, scale));
-    }
-    __device__ __forceinline__ Pack value(const M& m, u32 n) const {
-        return {m.piece(low.value(n), false), m.piece(high.value(n), false)};
-    }
+    __device__ __forceinline__ void join(const PieceValue& right) { value = M::joined(value, right.value); }
 };
+
+// Combines operands [first, first + WIDTH) as far as they are among `n`: that is the tree of WIDTH, a power of two, without the nodes
+// that have no right side. `get(p)` is operand p.
+template <u32 WIDTH, class Get>
+__device__ __forceinline__ auto nested(u32 first, u32 n, const Get& get) {
+    if constexpr (WIDTH == 1) return get(first);
+    else {
+        auto left = nested<WIDTH / 2>(first, n, get);
+        if (first + WIDTH / 2 < n) left.join(nested<WIDTH / 2>(first + WIDTH / 2, n, get));
+        return left;
+    }
+}
 
 } // namespace hawser

@@ -380,6 +380,8 @@ class Putter(Rank):
             self.grouped(all_ranks, lambda one: [one.put_to(peer, count) for peer in self.everybody()])
             self.grouped(all_ranks, lambda one: one.wait_for(self.everybody()))
             for one in all_ranks:
+                # Memory of cudaMallocAsync is read by its own GPU.
+                self.cuda("cuCtxSetCurrent", one.context)
                 one.settle()
                 for peer in self.everybody():
                     one.expect(peer, count, tag)
