@@ -32,7 +32,9 @@ template <class M>
 constexpr u32 TILE_OPERANDS = M::N <= 2 ? 2 : 4;
 
 // The same where subtrees are kept meanwhile.
-constexpr u32 NEST_PACKS = 2, NEST_OPERANDS = 4;
+template <class M>
+constexpr u32 NEST_PACKS = M::N <= 4 ? 2 : 1;
+constexpr u32 NEST_OPERANDS = 4;
 
 #ifndef HAWSER_EMULATED
 __shared__ u32 block_lost; // somebody of the block has given up
@@ -100,13 +102,6 @@ template <class M, bool WHOLE>
 __device__ __forceinline__ void put_piece(u64 address, u64 len, u64 at, u64 v) {
     if constexpr (WHOLE) store_part<u64>(address + at, v);
     else store_piece<M::SIZE>(address + at, rest(len, at, 8), v);
-}
-
-// Whether operands are combined along the balanced tree over ranks instead of in their order.
-template <class M>
-__device__ __forceinline__ bool is_nested(const HawserExchange& a) {
-    if constexpr (M::IS_ORDERED) return a.order == HAWSER_NESTED;
-    else return false;
 }
 
 // User data as they are sent: scaled if the operation wants that.

@@ -49,28 +49,33 @@ __device__ __forceinline__ void copy_batch(const DirectJob& job, u64 base) {
     store_batch(job, 0, job.n_to, base, job.len - base, v);
 }
 
-// Combines operands [first, first + NEST_OPERANDS) of a turn of a batch, as far as there are so many.
-template <class M, u32 B>
+// Combines NEST_OPERANDS operands from number `first` on, as far as there are so many, of a turn of a batch.
+template <class M>
 __device__ __forceinline__ auto nest_some(const HawserExchange& a, const M& m, const DirectJob& job, u32 first, u64 base) {
-    constexpr u32 O = NEST_OPERANDS;
+    constexpr u32 B = NEST_PACKS<M>, O = NEST_OPERANDS;
     Pack v[O][B];
 #pragma unroll
     for (u32 o = 0; o < O; o++)
         if (first + o < job.n_from) load_batch(job.from[first + o] + base, job.len - base, v[o]);
-    auto operand = [&](u32 p) { return PackValues<M, B>::of(m, v[p - first], a.form & HAWSER_SCALE); };
-    return nested<O>(first, job.n_from, operand);
+    auto operand = [&](auto o) { return PackValues<M, B>::of(m, v[o.value], a.form & HAWSER_SCALE); };
+    return nested<0, O>(job.n_from - first, operand);
 }
 
 // Combines a batch at `base` along the tree over ranks, NEST_PACKS packs of a lane at a turn. The whole warp calls it.
 template <class M>
 __device__ __forceinline__ void nest_batch(const HawserExchange& a, const M& m, const DirectJob& job, u64 base) {
-    constexpr u32 B = DIRECT_FOLDS<M> < NEST_PACKS ? DIRECT_FOLDS<M> : NEST_PACKS;
+    constexpr u32 B = NEST_PACKS<M>;
     static_assert(DIRECT_FOLDS<M> % B == 0, "a batch is a number of turns");
     u64 end = base + DIRECT_BATCH<M> < job.len ? base + DIRECT_BATCH<M> : job.len;
 #pragma unroll 1
     for (; base < end; base += B * LANES * 16) {
-        auto values = nest_some<M, B>(a, m, job, 0, base);
-        if (NEST_OPERANDS < job.n_from) values.join(nest_some<M, B>(a, m, job, NEST_OPERANDS, base));
+        PackValues<M, B> values;
+#pragma unroll 1
+        for (u32 first = 0; first < job.n_from; first += NEST_OPERANDS) {
+            auto some = nest_some(a, m, job, first, base);
+            if (first == 0) values = some;
+            else values.join(some);
+        }
         Pack all[B];
 #pragma unroll
         for (u32 b = 0; b < B; b++) all[b] = values.pack(m, b);
@@ -82,8 +87,7 @@ __device__ __forceinline__ void nest_batch(const HawserExchange& a, const M& m, 
 template <class M>
 __device__ __forceinline__ void fold_batch(const HawserExchange& a, const M& m, const DirectJob& job, u64 base) {
     constexpr u32 B = DIRECT_FOLDS<M>, O = DIRECT_OPERANDS<M>;
-    if constexpr (M::IS_ORDERED)
-        if (is_nested<M>(a)) return nest_batch(a, m, job, base);
+    if constexpr (M::NESTED) return nest_batch(a, m, job, base);
     bool scale = a.form & HAWSER_SCALE, divide = a.form & HAWSER_DIVIDE;
     typename M::Value low[B], high[B];
     u64 len = job.len - base;
@@ -172,8 +176,8 @@ __device__ __noinline__ void move_ends(const HawserExchange& a, const M& m, cons
                 v = load_piece<M::SIZE>(job.from[o] + job.len + at, valid);
                 return PieceValue<M>{m.value(v, a.form & HAWSER_SCALE)};
             };
-            for (u32 o = 0; o < job.n_from && !is_nested<M>(a); o++) M::fold(value, operand(o).value, o == 0);
-            if (is_nested<M>(a)) value = nested<PEERS>(0, job.n_from, operand).value;
+            if constexpr (M::NESTED) value = nested<0, PEERS>(job.n_from, [&](auto p) { return operand(p.value); }).value;
+            else for (u32 o = 0; o < job.n_from; o++) M::fold(value, operand(o).value, o == 0);
             if constexpr (M::OP != Op::Copy) v = m.piece(value, a.form & HAWSER_DIVIDE);
             for (u32 i = 0; i < job.n_to; i++) store_piece<M::SIZE>(job.to[i] + job.len + at, valid, v);
         }

@@ -158,18 +158,18 @@ __device__ __forceinline__ void send_rows(const HawserExchange& a, const M& m, c
 // Combines a row of all ranks along the tree.
 template <class M>
 __device__ __forceinline__ Pack nest_row(const HawserExchange& a, const M& m, Pack own, const Pack (&v)[PEERS]) {
-    auto operand = [&](u32 p) {
-        bool mine = p == a.rank;
-        return PackValues<M, 1>::of(m, {mine ? own : v[p]}, mine && (a.form & HAWSER_SCALE));
+    auto operand = [&](auto p) {
+        bool mine = p.value == a.rank;
+        return PackValues<M, 1>::of(m, {mine ? own : v[p.value]}, mine && (a.form & HAWSER_SCALE));
     };
-    return nested<PEERS>(0, a.ranks, operand).pack(m, 0);
+    return nested<0, PEERS>(a.ranks, operand).pack(m, 0);
 }
 
 // Combines a row in the order of ranks; a single operand keeps its bits.
 template <class M>
 __device__ __forceinline__ Pack fold_row(const HawserExchange& a, const M& m, Pack own, const Pack (&v)[PEERS]) {
     if constexpr (M::IS_ORDERED)
-        if (is_nested<M>(a)) return nest_row(a, m, own, v);
+        if (a.order == HAWSER_NESTED) return nest_row(a, m, own, v);
     u32 mask = operands(a);
     typename M::Value low, high;
     Pack last = {0, 0};

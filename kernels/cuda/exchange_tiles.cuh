@@ -149,11 +149,10 @@ __device__ __forceinline__ void give_folded(const HawserExchange& a, const Pack 
         if (base + b * LANES * 16 < end) put_pack<M, WHOLE>(dst, len, t.at + base + b * LANES * 16, value[b]);
 }
 
-// Combines operands [first, first + NEST_OPERANDS) of the packs from `base` on, as far as there are so many ranks.
+// Combines NEST_OPERANDS operands from rank `first` on, as far as there are so many ranks, of the packs from `base` on.
 template <class M, bool WHOLE>
-__device__ __forceinline__ auto nest_some(const HawserExchange& a, const M& m, const Tile& t, u32 epoch, u32 first, u32 base, u32 end) {
-    constexpr u32 B = NEST_PACKS, O = NEST_OPERANDS;
-    u64 slots = a.mine + t.slot(epoch);
+__device__ __forceinline__ auto nest_some(const HawserExchange& a, const M& m, const Tile& t, u64 slots, u32 first, u32 base, u32 end) {
+    constexpr u32 B = NEST_PACKS<M>, O = NEST_OPERANDS;
     Pack v[O][B];
 #pragma unroll
     for (u32 o = 0; o < O; o++) {
@@ -163,24 +162,33 @@ __device__ __forceinline__ auto nest_some(const HawserExchange& a, const M& m, c
         for (u32 b = 0; b < B; b++) {
             u32 at = base + b * LANES * 16;
             if (at >= end) continue;
-            if (p == a.rank) v[o][b] = get_pack<M, WHOLE>(a.src[0], a.len[p], t.at + at);
-            else v[o][b] = load_pack(slots + p * (u64)tile_slot(a.ranks) + at);
+            u64 slot = slots + p * (u64)tile_slot(a.ranks);
+            v[o][b] = p == a.rank ? get_pack<M, WHOLE>(a.src[0], a.len[p], t.at + at) : load_pack(slot + at);
         }
     }
-    auto operand = [&](u32 p) { return PackValues<M, B>::of(m, v[p - first], p == a.rank && (a.form & HAWSER_SCALE)); };
-    return nested<O>(first, a.ranks, operand);
+    auto operand = [&](auto o) {
+        return PackValues<M, B>::of(m, v[o.value], first + o.value == a.rank && (a.form & HAWSER_SCALE));
+    };
+    return nested<0, O>(a.ranks - first, operand);
 }
 
-// Combines the operands of the first exchange, those of all ranks, along the tree, keeps the value and sends it on.
+// Combines the operands of the first exchange, those of all ranks, along the tree, keeps the value and sends it on. In
+// kernels for this order alone: beside fold_tile it would take registers that that one needs.
 template <class M, bool WHOLE>
 __device__ __forceinline__ void nest_tile(const HawserExchange& a, const M& m, const Tile& t, u32 epoch) {
-    constexpr u32 B = NEST_PACKS, O = NEST_OPERANDS;
-    static_assert(2 * O == PEERS, "two halves");
+    constexpr u32 B = NEST_PACKS<M>, O = NEST_OPERANDS;
+    static_assert(2 * O == PEERS, "the tree of each half, and their node");
     u32 end = WHOLE ? t.size : (u32)rest(a.len[a.rank], t.at, (i32)t.size);
+    u64 slots = a.mine + t.slot(epoch);
 #pragma unroll 1
     for (u32 base = t.lane * 16; base < end; base += B * LANES * 16) {
-        auto values = nest_some<M, WHOLE>(a, m, t, epoch, 0, base, end);
-        if (O < a.ranks) values.join(nest_some<M, WHOLE>(a, m, t, epoch, O, base, end));
+        PackValues<M, B> values;
+#pragma unroll 1
+        for (u32 first = 0; first < a.ranks; first += O) {
+            auto some = nest_some<M, WHOLE>(a, m, t, slots, first, base, end);
+            if (first == 0) values = some;
+            else values.join(some);
+        }
         Pack value[B];
 #pragma unroll
         for (u32 b = 0; b < B; b++) value[b] = values.pack(m, b);
@@ -194,8 +202,7 @@ __device__ __forceinline__ void fold_tile(const HawserExchange& a, const M& m, c
     constexpr u32 B = TILE_FOLDS<M>, O = TILE_OPERANDS<M>;
     u32 rank = a.rank, mask = operands(a), slot = tile_slot(a.ranks);
     if (mask == 0) return;
-    if constexpr (M::IS_ORDERED)
-        if (is_nested<M>(a)) return nest_tile<M, WHOLE>(a, m, t, epoch);
+    if constexpr (M::NESTED) return nest_tile<M, WHOLE>(a, m, t, epoch);
     u64 len = a.len[rank], slots = a.mine + t.slot(epoch);
     u32 end = WHOLE ? t.size : (u32)rest(len, t.at, (i32)t.size);
     bool divide = a.form & HAWSER_DIVIDE;

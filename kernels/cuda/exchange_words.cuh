@@ -39,15 +39,15 @@ __device__ __forceinline__ void send_flags(const HawserExchange& a, u32 mask, u6
 // Combines the operands of all ranks along the tree.
 template <class M>
 __device__ __forceinline__ u64 nest_pieces(const HawserExchange& a, const M& m, u64 own, const u64 (&data)[PEERS]) {
-    auto operand = [&](u32 p) { return PieceValue<M>{m.value(p == a.rank ? own : data[p])}; };
-    return m.piece(nested<PEERS>(0, a.ranks, operand).value, false);
+    auto operand = [&](auto p) { return PieceValue<M>{m.value(p.value == a.rank ? own : data[p.value])}; };
+    return m.piece(nested<0, PEERS>(a.ranks, operand).value, false);
 }
 
 // Combines the operands in the order of ranks; a single operand keeps its bits.
 template <class M>
 __device__ __forceinline__ u64 fold_pieces(const HawserExchange& a, const M& m, u64 own, const u64 (&data)[PEERS]) {
     if constexpr (M::IS_ORDERED)
-        if (is_nested<M>(a)) return nest_pieces(a, m, own, data);
+        if (a.order == HAWSER_NESTED) return nest_pieces(a, m, own, data);
     u32 mask = operands(a);
     typename M::Value sum;
     u64 last = 0;

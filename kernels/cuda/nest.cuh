@@ -32,14 +32,20 @@ struct PieceValue {
     __device__ __forceinline__ void join(const PieceValue& right) { value = M::joined(value, right.value); }
 };
 
-// Combines operands [first, first + WIDTH) as far as they are among `n`: that is the tree of WIDTH, a power of two, without the nodes
-// that have no right side. `get(p)` is operand p.
-template <u32 WIDTH, class Get>
-__device__ __forceinline__ auto nested(u32 first, u32 n, const Get& get) {
-    if constexpr (WIDTH == 1) return get(first);
+// A number that the compiler knows: what it indexes stays in registers.
+template <u32 N>
+struct Number {
+    static constexpr u32 value = N;
+};
+
+// Combines operands [FIRST, FIRST + WIDTH) as far as they are among `n`: that is the tree of WIDTH, a power of two, without the nodes
+// that have no right side. `get(Number<p>())` is operand p.
+template <u32 FIRST, u32 WIDTH, class Get>
+__device__ __forceinline__ auto nested(u32 n, const Get& get) {
+    if constexpr (WIDTH == 1) return get(Number<FIRST>());
     else {
-        auto left = nested<WIDTH / 2>(first, n, get);
-        if (first + WIDTH / 2 < n) left.join(nested<WIDTH / 2>(first + WIDTH / 2, n, get));
+        auto left = nested<FIRST, WIDTH / 2>(n, get);
+        if (FIRST + WIDTH / 2 < n) left.join(nested<FIRST + WIDTH / 2, WIDTH / 2>(n, get));
         return left;
     }
 }

@@ -309,9 +309,10 @@ template <class A> constexpr bool IS_FLOAT = false;
 template <> constexpr bool IS_FLOAT<float> = true;
 template <> constexpr bool IS_FLOAT<double> = true;
 
-// What one kernel does: operation OP on elements of type T.
-template <class T, Op OPERATION>
+// What one kernel does: operation OP on elements of type T, whose operands it combines along the nested tree (nest.cuh) or as it is told.
+template <class T, Op OPERATION, bool IS_NESTED = false>
 struct Math {
+    static constexpr bool NESTED = IS_NESTED;
     static constexpr Op OP = OPERATION;
     static constexpr int N = Type<T>::N, SIZE = Type<T>::SIZE;
     using Acc = typename Type<T>::Acc;

@@ -3,6 +3,6 @@
 
 using namespace hawser;
 
-HAWSER_EXCHANGES(Sum, sum, BF16, bf16)
-HAWSER_EXCHANGES(PreMul, premul, BF16, bf16)
-HAWSER_EXCHANGES(Max, max, BF16, bf16)
+HAWSER_EXCHANGES_OF_FLOATS(Sum, sum, BF16, bf16)
+HAWSER_EXCHANGES_OF_FLOATS(PreMul, premul, BF16, bf16)
+HAWSER_EXCHANGES_OF_FLOATS(Max, max, BF16, bf16)

@@ -3,6 +3,6 @@
 
 using namespace hawser;
 
-HAWSER_EXCHANGES(Sum, sum, F16, f16)
-HAWSER_EXCHANGES(PreMul, premul, F16, f16)
-HAWSER_EXCHANGES(Max, max, F16, f16)
+HAWSER_EXCHANGES_OF_FLOATS(Sum, sum, F16, f16)
+HAWSER_EXCHANGES_OF_FLOATS(PreMul, premul, F16, f16)
+HAWSER_EXCHANGES_OF_FLOATS(Max, max, F16, f16)

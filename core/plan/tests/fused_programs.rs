@@ -7,6 +7,7 @@ mod decisions;
 use std::collections::BTreeSet;
 
 use decisions::decided;
+use hawser_kernels_abi::Variant;
 use hawser_plan::Scalar;
 use hawser_plan::algo::{self, ProgramKey};
 use hawser_plan::executor::fused::{FusedPlan, NESTED};
@@ -144,7 +145,12 @@ fn fused_kernels_are_told_of_the_declared_order() {
             let key = ProgramKey::new(collective, Algorithm::AllPairs, ranks, 0);
             let call = call(collective, 1000, dtype, 0);
             let plan = FusedPlan::new(&call, &decided(key, Route::FUSED_LL, 8, 256), 1, ranks, &config);
-            assert_eq!(plan.args().flow.order, wanted, "level {level}, {ranks} ranks, {}", dtype.name());
+            let what = format!("level {level}, {ranks} ranks, {}", dtype.name());
+            assert_eq!((plan.args().flow.order, plan.kernel.variant), (wanted, Variant::One), "{what}");
+            for route in [Route::FUSED_SIMPLE, Route::ZERO_COPY] {
+                let plan = FusedPlan::new(&call, &decided(key, route, 8, 256), 1, ranks, &config);
+                assert_eq!(plan.kernel.variant == Variant::Nested, wanted == NESTED, "{what}");
+            }
         }
     }
 }

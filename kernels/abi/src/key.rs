@@ -21,6 +21,23 @@ pub enum DeviceOp {
     SumDiv,
 }
 
+/// The variant of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// It runs one program or exchange.
+    One,
+    /// It runs several exchanges ([`crate::fused::BatchArgs`]).
+    Batch,
+    /// It runs one exchange, and combines along the nested tree ([`crate::fused::NESTED`]) in registers that
+    /// a kernel for both orders would not have.
+    Nested,
+}
+
+impl Variant {
+    /// All variants.
+    pub const ALL: [Self; 3] = [Self::One, Self::Batch, Self::Nested];
+}
+
 /// The key of a kernel that runs a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KernelKey {
@@ -30,18 +47,18 @@ pub struct KernelKey {
     pub dtype: DataType,
     /// The executor and the protocol of the launch.
     pub route: Route,
-    /// It runs several exchanges ([`crate::fused::BatchArgs`]).
-    pub batch: bool,
+    /// The variant.
+    pub variant: Variant,
 }
 
 impl KernelKey {
     /// A kernel of one program or exchange.
     pub const fn new(op: DeviceOp, dtype: DataType, route: Route) -> Self {
-        Self { op, dtype, route, batch: false }
+        Self { op, dtype, route, variant: Variant::One }
     }
 
     /// The kernel's symbol, `hawser_<op>_<type>_<protocol>`, such as `hawser_sum_f16_ll128`; `_bundle`
-    /// follows where it runs several exchanges. Sums, products and pre-multiplied sums of integers do not
+    /// follows where it runs several exchanges, `_nested` where it combines along the tree. Sums, products and pre-multiplied sums of integers do not
     /// depend on the sign and share the unsigned kernel.
     pub fn symbol(&self) -> String {
         if self.route == Route::LANDING {
@@ -50,9 +67,11 @@ impl KernelKey {
         // One kernel does both: zero copy is a strategy that its arguments ask for.
         let route = if self.route == Route::ZERO_COPY { Route::FUSED_SIMPLE } else { self.route };
         let mut route = route.old_name().to_ascii_lowercase();
-        if self.batch {
-            route.push_str("_bundle");
-        }
+        route.push_str(match self.variant {
+            Variant::One => "",
+            Variant::Batch => "_bundle",
+            Variant::Nested => "_nested",
+        });
         let (op, signed) = match self.op {
             DeviceOp::Copy => return format!("hawser_copy_u8_{route}"),
             DeviceOp::Sum => ("sum", false),

@@ -21,4 +21,4 @@ mod key;
 pub mod reduce;
 
 pub use interpreter::*;
-pub use key::{DeviceOp, KernelKey, protocol_number};
+pub use key::{DeviceOp, KernelKey, Variant, protocol_number};

@@ -69,14 +69,16 @@ template <class T, class V> static void put(u8* to, V v) {
 
 template <class M>
 static void bundle(const HawserBundle& b) { exchange_bundle<M>(b); }
-template <class M>
+// M: of words and lines, which are told the order; Tiles: of tiles.
+template <class M, class Tiles = M>
 static void kernel(int protocol, const HawserExchange& a) {
     if (protocol == WORDS) exchange_words<M>(a);
     else if (protocol == LINES) exchange_lines<M>(a);
-    else exchange_tiles<M>(a);
+    else exchange_tiles<Tiles>(a);
 }
 
 #define KERNELS(T, OP) kernel<Math<T, Op::OP>>, bundle<Math<T, Op::OP>>
+#define NESTED_KERNELS(T, OP) kernel<Math<T, Op::OP>, Math<T, Op::OP, true>>, bundle<Math<T, Op::OP>>
 static const Element COPY = {"bytes", 1, KERNELS(uint8_t, Copy), 0, 0, [](u32 h, u8* to) { put<u8>(to, h); }, nullptr};
 // Elements of 1, 2, 4 and 8 bytes that are only moved: kernels that combine values of that size, or smaller ones, do it too.
 static const Element MOVED[] = {
@@ -99,12 +101,12 @@ static const Element REDUCED[] = {
      [](const u8* const* v, u32 n, u8* out) { fold_as<i64>(v, n, out, average); }},
     {"e4m3 sum", 1, KERNELS(E4M3, Sum), 0, 0, [](u32 h, u8* to) { put<u8>(to, (h & 0x7f) == 0x7f ? 0 : h); },
      [](const u8* const* v, u32 n, u8* out) { fold_as<u8>(v, n, out, e4m3_sum); }},
-    {"nested float sum", 4, KERNELS(float, Sum), 0, 0, [](u32 h, u8* to) { put<float>(to, hash_to_float(h)); },
+    {"nested float sum", 4, NESTED_KERNELS(float, Sum), 0, 0, [](u32 h, u8* to) { put<float>(to, hash_to_float(h)); },
      [](const u8* const* v, u32 n, u8* out) { fold_as<float>(v, n, out, nested_sum); }, HAWSER_NESTED},
-    {"nested float premul", 4, KERNELS(float, PreMul), HAWSER_SCALE, __float_as_uint(0.3f),
+    {"nested float premul", 4, NESTED_KERNELS(float, PreMul), HAWSER_SCALE, __float_as_uint(0.3f),
      [](u32 h, u8* to) { put<float>(to, hash_to_float(h)); },
      [](const u8* const* v, u32 n, u8* out) { fold_as<float>(v, n, out, nested_sum_of_thirds); }, HAWSER_NESTED},
-    {"nested half sum", 2, KERNELS(F16, Sum), 0, 0,
+    {"nested half sum", 2, NESTED_KERNELS(F16, Sum), 0, 0,
      [](u32 h, u8* to) { put<u16>(to, __half_as_ushort(__float2half_rn(std::ldexp((float)(int)(h % 999) - 500, (int)(h >> 12 & 7) - 3)))); },
      [](const u8* const* v, u32 n, u8* out) { fold_as<u16>(v, n, out, nested_half_sum); }, HAWSER_NESTED},
 };

@@ -13,7 +13,7 @@ use cudarc::driver::sys::{CUfunc_st, CUfunction, CUfunction_attribute, CUlibrary
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::log;
 use hawser_kernels::FATBINS;
-use hawser_kernels_abi::{DeviceOp, KernelKey};
+use hawser_kernels_abi::{DeviceOp, KernelKey, Variant};
 use hawser_plan::DataType;
 use hawser_plan::Route;
 use hawser_plan::executor::{copy_engine, fused};
@@ -25,7 +25,7 @@ use super::result::{MISSING, Status, code, installed_version};
 use crate::device::Caps;
 
 /// Slots of the cache: operations × types × protocols × (one exchange, several), and messages that land.
-const SLOTS: usize = 7 * 12 * PROTOCOLS * 2 + 1;
+const SLOTS: usize = 7 * 12 * PROTOCOLS * Variant::ALL.len() + 1;
 /// Kinds of kernels.
 const PROTOCOLS: usize = Route::ALL.len();
 
@@ -251,8 +251,8 @@ fn ok<T>(status: Status, value: T) -> std::result::Result<T, Status> {
 fn keys() -> impl Iterator<Item = KernelKey> {
     use DeviceOp::{Copy, Max, Min, PreMulSum, Prod, Sum, SumDiv};
     let of_type = |op, dtype| {
-        let kinds = Route::ALL.into_iter().flat_map(|route| [(route, false), (route, true)]);
-        kinds.map(move |(route, batch)| KernelKey { op, dtype, route, batch })
+        let kinds = Route::ALL.into_iter().flat_map(|route| Variant::ALL.map(|variant| (route, variant)));
+        kinds.map(move |(route, variant)| KernelKey { op, dtype, route, variant })
     };
     [Copy, Sum, Prod, Max, Min, PreMulSum, SumDiv]
         .into_iter()
@@ -264,7 +264,8 @@ fn keys() -> impl Iterator<Item = KernelKey> {
 fn is_built(key: &KernelKey) -> bool {
     match key.route.is_fused() {
         _ if key.route == Route::HOST => false,
-        _ if key.batch && key.route != Route::FUSED_LL => false,
+        _ if key.variant == Variant::Batch && key.route != Route::FUSED_LL => false,
+        _ if key.variant == Variant::Nested && !fused::has_nested_kernel(key) => false,
         _ if key.route == Route::COPY_ENGINE => copy_engine::reduce_kernel::has_kernel(key.op, key.dtype),
         true => fused::has_kernel(key.op, key.dtype),
         false => key.op != DeviceOp::SumDiv || !key.dtype.is_float(),
@@ -277,7 +278,7 @@ fn slot(key: KernelKey) -> usize {
         return SLOTS - 1;
     }
     let one = (key.op as usize * 12 + key.dtype as usize) * PROTOCOLS + key.route.index();
-    one * 2 + usize::from(key.batch)
+    one * Variant::ALL.len() + key.variant as usize
 }
 
 /// The image that should hold a kernel, by the operation and type in its symbol

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use hawser_kernels_abi::DeviceOp;
+use hawser_kernels_abi::{DeviceOp, Variant};
 use hawser_plan::DataType;
 use hawser_plan::Route;
 use hawser_plan::topology::DeviceKind;
@@ -332,7 +332,7 @@ fn fused_kernels_may_start_early() {
         device.launch_fused(key, &launch, Stream(0)).unwrap();
         assert_eq!((fake("fake_launches"), fake("fake_grid"), fake("fake_block")), (1, 5, 256));
         assert_eq!(fake("fake_overlapping"), 1);
-        let kernel = KernelKey { batch: true, ..key };
+        let kernel = KernelKey { variant: Variant::Batch, ..key };
         let batch = FusedBatch { args: Default::default(), kernel, blocks: 9, threads: 128 };
         device.launch_batch(&batch, Stream(0)).unwrap();
         assert_eq!((fake("fake_launches"), fake("fake_grid"), fake("fake_block")), (2, 9, 128));

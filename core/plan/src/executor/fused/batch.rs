@@ -19,7 +19,7 @@ pub use hawser_kernels_abi::fused::{
     BatchArgs, BatchOp, CUT, FusedArgs, MOST_BLOCKS, NO_RANK, OPS, SPREAD_DST, SPREAD_SRC,
 };
 use hawser_kernels_abi::fused::{REDUCE, THREADS};
-use hawser_kernels_abi::{DeviceOp, KernelKey};
+use hawser_kernels_abi::{DeviceOp, KernelKey, Variant};
 use hawser_types::{Call, Collective, DataType, Route};
 
 use super::grid::rounds;
@@ -182,12 +182,14 @@ impl FusedBatch {
             args.ops[index] = plan.in_batch(bound, call, place.start);
             place.clone().for_each(|block| args.todo[(block - first) as usize] |= 1 << index);
             if kernel.is_none() || !plan.only_moves() {
-                kernel = Some(KernelKey { batch: true, ..plan.kernel });
+                kernel = Some(KernelKey { variant: Variant::Batch, ..plan.kernel });
             }
         }
         args.n_ops = ops.len() as u8;
-        let moves =
-            KernelKey { op: DeviceOp::Copy, dtype: DataType::Uint8, route: Route::FUSED_LL, batch: true };
+        let moves = KernelKey {
+            variant: Variant::Batch,
+            ..KernelKey::new(DeviceOp::Copy, DataType::Uint8, Route::FUSED_LL)
+        };
         Self { args, kernel: kernel.unwrap_or(moves), blocks: end - first, threads }
     }
 }

@@ -1,12 +1,13 @@
 //! One launch of a fused kernel.
 
 use hawser_kernels_abi::fused::{ALIGNED, DIVIDE, EIGHTS, FusedArgs, NESTED, REDUCE, SCALE, TRY};
-use hawser_kernels_abi::{DeviceOp, KernelKey};
+use hawser_kernels_abi::{DeviceOp, KernelKey, Variant};
 use hawser_types::{Call, Collective, DataType, Route};
 
 use super::area::{Area, index, slot};
 use super::grid::{grid, longest_part};
 use super::partition::{Parts, Shape};
+use super::support::has_nested_kernel;
 use super::zero_copy;
 use crate::algo;
 use crate::config::PlanConfig;
@@ -81,7 +82,10 @@ impl FusedPlan {
         let offsets = args.src.iter().chain(&args.dst);
         let aligned = offsets.fold(0, |all, offset| all | offset) % PACK_BYTES == 0;
         let dtype = if op == DeviceOp::Copy { DataType::Uint8 } else { call.dtype };
-        let kernel = KernelKey::new(op, dtype, choice.route);
+        let mut kernel = KernelKey::new(op, dtype, choice.route);
+        if args.flow.order == NESTED && has_nested_kernel(&kernel) {
+            kernel.variant = Variant::Nested;
+        }
         let blocks_of = |some: bool, blocks: u32| if some { call.extent(blocks) } else { 0 };
         let (collective, root) = (call.collective, call.root);
         let used = [

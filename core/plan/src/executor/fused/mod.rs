@@ -24,4 +24,4 @@ pub use estimate::Fused;
 pub use grid::{grid, longest_part, most_blocks, rounds};
 pub use hawser_kernels_abi::fused::*;
 pub use launch::FusedPlan;
-pub use support::{has_kernel, is_known, refused, why_staged};
+pub use support::{has_kernel, has_nested_kernel, is_known, refused, why_staged};

@@ -1,6 +1,6 @@
 //! The calls that fused kernels can do, and the reasons why not others.
 
-use hawser_kernels_abi::DeviceOp;
+use hawser_kernels_abi::{DeviceOp, KernelKey};
 use hawser_types::{Algorithm, Call, Collective, DataType, Link, Route};
 
 use super::area::refused_topology;
@@ -30,6 +30,13 @@ pub fn has_kernel(op: DeviceOp, dtype: DataType) -> bool {
         DeviceOp::PreMulSum | DeviceOp::Max => matches!(dtype, Float16 | Bfloat16 | Float32),
         DeviceOp::Prod | DeviceOp::Min | DeviceOp::SumDiv => false,
     }
+}
+
+/// True if a kernel of one order of additions has a variant for the nested tree. Kernels of LL and LL128 do
+/// both, and integers have the same bits in any order.
+pub fn has_nested_kernel(key: &KernelKey) -> bool {
+    let is_route = matches!(key.route, Route::FUSED_SIMPLE | Route::ZERO_COPY);
+    is_route && key.op != DeviceOp::Copy && key.dtype.is_float() && has_kernel(key.op, key.dtype)
 }
 
 /// The reason why data of a call go through staging: what is against zero_copy by every algorithm, or that
