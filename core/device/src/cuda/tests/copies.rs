@@ -9,7 +9,7 @@ fn copies_beside_kernels_leave_their_gpu_or_pass_through_the_host() {
         let (device, other) = (opened(0), opened(1));
         let words = device.host_words(1000).unwrap();
         let (from, to, there) =
-            (device.alloc(5000).unwrap(), device.alloc(5000).unwrap(), other.alloc(5000).unwrap());
+            (device.alloc(5000).unwrap(), device.alloc(5000).unwrap(), other.alloc_as_user(5000).unwrap());
         let sent: Vec<u8> = (0..5000u32).map(|at| (at % 251) as u8).collect();
         device.upload(from.addr, &sent).unwrap();
         let stream = device.urgent_stream().unwrap();
