@@ -5,30 +5,16 @@
 //! where the operation has a factor, and rounded to the data type; integers need no order, since sums,
 //! products and extremes of them have the same bits in any.
 
-use hawser_program::verify::{Declared, Order};
-use hawser_types::{Algorithm, Call, DataType, Executor, ReduceOp};
+use hawser_program::verify::Order;
+use hawser_types::{Algorithm, Call, Executor, ReduceOp};
 
 use crate::algo::{self, Needs};
 use crate::executor::Query;
-use crate::executor::launch::device_op;
+pub use crate::executor::order::declared;
 use crate::imported;
-use hawser_kernels_abi::DeviceOp;
 
 /// The highest level.
 pub const MOST: u8 = 2;
-
-/// The order in which a call combines, if its bits depend on one and a level asks for it.
-pub fn declared(call: &Call, ranks: u32, level: u8) -> Option<Declared> {
-    let depends = call.collective.reduces() && call.dtype.is_float() && ranks > 1;
-    let order = Order::of(level, ranks).filter(|_| depends)?;
-    let commutes = matches!(device_op(call), DeviceOp::Sum | DeviceOp::Prod | DeviceOp::PreMulSum);
-    Some(Declared { order, ranks, is_narrow: is_narrow(call.dtype), commutes })
-}
-
-/// True for types that are combined in a wider one.
-fn is_narrow(dtype: DataType) -> bool {
-    dtype.is_float() && dtype.size() < size_of::<f32>()
-}
 
 /// The reason why a way to run a call is out because it does not keep the declared order, if so.
 pub(crate) fn refused(query: &Query<'_>) -> Option<String> {

@@ -58,8 +58,8 @@ impl KernelKey {
     }
 
     /// The kernel's symbol, `hawser_<op>_<type>_<protocol>`, such as `hawser_sum_f16_ll128`; `_bundle`
-    /// follows where it runs several exchanges, `_nested` where it combines along the tree. Sums, products and pre-multiplied sums of integers do not
-    /// depend on the sign and share the unsigned kernel.
+    /// follows where it runs several exchanges, `_nested` where it combines along the tree. Sums, products
+    /// and pre-multiplied sums of integers do not depend on the sign and share the unsigned kernel.
     pub fn symbol(&self) -> String {
         if self.route == Route::LANDING {
             return "hawser_copy_u8_simple_landing".into();

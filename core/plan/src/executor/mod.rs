@@ -6,6 +6,7 @@ pub mod fused;
 pub mod host;
 pub mod interpreter;
 pub mod launch;
+pub mod order;
 pub mod query;
 
 use hawser_types::{Executor, Result};

@@ -133,8 +133,8 @@ impl Exposed {
         Ok(())
     }
 
-    /// The same as [`Exposed::copy`] without multiprocessors of this GPU, which kernels that wait for these bytes may fill;
-    /// through `bounce` ([`hawser_device::Streams::copy_beside_kernels`]) where it has to be.
+    /// The same as [`Exposed::copy`] without multiprocessors of this GPU, which kernels that wait for these
+    /// bytes may fill; through `bounce` ([`hawser_device::Streams::copy_beside_kernels`]) where it has to be.
     ///
     /// # Errors
     /// The device refused.

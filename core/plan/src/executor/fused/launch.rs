@@ -13,8 +13,8 @@ use crate::algo;
 use crate::config::PlanConfig;
 use crate::decision::Decision;
 use crate::executor::launch::{PACK_BYTES, device_op, scalar};
+use crate::executor::order::declared;
 use crate::layout::Part;
-use crate::reproducible;
 
 /// One launch, ready but for addresses: `src` and `dst` are offsets in the call's buffers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +53,7 @@ impl FusedPlan {
         let Parts { mut args, flow, has_dst, shape, .. } = parts;
         args.flow = flow;
         // Of few ranks the tree is their order.
-        let declared = reproducible::declared(call, ranks, config.reproducible);
+        let declared = declared(call, ranks, config.reproducible);
         if declared.is_some_and(|declared| !algo::keeps(&choice.key, &declared)) {
             args.flow.order = NESTED;
         }
@@ -81,11 +81,7 @@ impl FusedPlan {
         }
         let offsets = args.src.iter().chain(&args.dst);
         let aligned = offsets.fold(0, |all, offset| all | offset) % PACK_BYTES == 0;
-        let dtype = if op == DeviceOp::Copy { DataType::Uint8 } else { call.dtype };
-        let mut kernel = KernelKey::new(op, dtype, choice.route);
-        if args.flow.order == NESTED && has_nested_kernel(&kernel) {
-            kernel.variant = Variant::Nested;
-        }
+        let kernel = kernel(call, choice.route, args.flow.order);
         let blocks_of = |some: bool, blocks: u32| if some { call.extent(blocks) } else { 0 };
         let (collective, root) = (call.collective, call.root);
         let used = [
@@ -174,4 +170,13 @@ impl FusedPlan {
     pub fn args(&self) -> &FusedArgs {
         &self.args
     }
+}
+
+/// The kernel of a call for an order of additions.
+fn kernel(call: &Call, route: Route, order: u8) -> KernelKey {
+    let op = device_op(call);
+    let dtype = if op == DeviceOp::Copy { DataType::Uint8 } else { call.dtype };
+    let key = KernelKey::new(op, dtype, route);
+    let is_nested = order == NESTED && has_nested_kernel(&key);
+    if is_nested { KernelKey { variant: Variant::Nested, ..key } } else { key }
 }
