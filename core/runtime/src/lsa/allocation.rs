@@ -10,7 +10,7 @@ use hawser_device::{Device, Memory};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use super::exchange::Team;
+use super::team::Team;
 
 /// The allocation around a buffer, as its rank offers it to the others.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::allocation::{Allocation, Opened};
 use super::layout::STRIDE_UNIT;
+use super::team::Team;
 use crate::bootstrap::{Bootstrap, Tag};
 use crate::record;
 
@@ -36,29 +37,6 @@ impl Purpose {
             Self::Window => "ncclCommWindowRegister with NCCL_WIN_COLL_SYMMETRIC",
             Self::Resources => "ncclDevCommCreate",
         }
-    }
-}
-
-/// The ranks that map each other's memory: neighbours of one host.
-#[derive(Debug, Clone)]
-pub struct Team {
-    /// Rank of the first one in the communicator.
-    pub first: u32,
-    /// This rank in the team.
-    pub rank: u32,
-    /// By rank of the team: whether it is in another process.
-    pub is_elsewhere: Vec<bool>,
-}
-
-impl Team {
-    /// Number of ranks.
-    pub fn ranks(&self) -> u32 {
-        self.is_elsewhere.len() as u32
-    }
-
-    /// The other ranks, as ranks of the team.
-    fn others(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..self.ranks()).filter(|rank| *rank != self.rank)
     }
 }
 

@@ -14,6 +14,7 @@ mod exchange;
 pub mod layout;
 pub mod resources;
 mod signal_words;
+mod team;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -32,7 +33,7 @@ use crate::gin::Network;
 use crate::rma::{Limits, RESOURCES, SignalWords};
 use crate::transport::{PeerMemory, bytes_of};
 
-pub use self::exchange::Team;
+pub use self::team::Team;
 
 /// The windows of a communicator for kernels.
 pub struct Lsa {
@@ -473,25 +474,6 @@ pub fn missing(device: &dyn Device, memory: &PeerMemory) -> Option<&'static str>
     } else {
         None
     }
-}
-
-/// The load-store team of a rank: as many neighbours of its host as divide the ranks of each host's runs, so
-/// that all teams have one size (as NVIDIA's).
-pub fn team(rank: u32, hosts: &[u32], processes: &[u64]) -> Team {
-    let runs = hosts.chunk_by(|before, after| before == after).map(<[u32]>::len);
-    let ranks = runs.fold(0, greatest_common_divisor).max(1);
-    let first = rank as usize / ranks * ranks;
-    let is_elsewhere = processes[first..first + ranks].iter().map(|it| *it != processes[rank as usize]);
-    Team { first: first as u32, rank: rank - first as u32, is_elsewhere: is_elsewhere.collect() }
-}
-
-/// A team of one rank.
-pub fn alone(rank: u32) -> Team {
-    Team { first: rank, rank: 0, is_elsewhere: vec![false] }
-}
-
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 /// Memory for a heap of resources, whose pieces others may map.

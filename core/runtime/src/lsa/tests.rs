@@ -438,12 +438,12 @@ fn without_vmm_there_are_no_windows_for_kernels() {
 #[test]
 fn teams_are_neighbours_of_one_size() {
     let team = |rank, hosts: &[u32]| {
-        let team = team(rank, hosts, &vec![7; hosts.len()]);
+        let team = Team::of(rank, hosts, &vec![7; hosts.len()]);
         (team.first, team.rank, team.ranks())
     };
     assert_eq!(team(2, &[0, 0, 0, 0]), (0, 2, 4));
     assert_eq!(team(5, &[0, 0, 0, 0, 1, 1, 1, 1]), (4, 1, 4));
     assert_eq!(team(5, &[0, 0, 0, 0, 1, 1]), (4, 1, 2), "4 and 2 ranks: teams of 2");
     assert_eq!(team(1, &[0, 1, 0, 1]), (1, 0, 1), "no neighbours");
-    assert_eq!(super::team(1, &[0, 0], &[4, 5]).is_elsewhere, [true, false]);
+    assert_eq!(Team::of(1, &[0, 0], &[4, 5]).is_elsewhere, [true, false]);
 }

@@ -282,8 +282,8 @@ impl Own<'_> {
         let hosts: Vec<u32> = topology.ranks.iter().map(|rank| rank.host).collect();
         let missing = lsa::missing(&*self.device, peer_memory);
         let team = match missing {
-            None => lsa::team(self.rank, &hosts, processes),
-            Some(_) => lsa::alone(self.rank),
+            None => lsa::Team::of(self.rank, &hosts, processes),
+            Some(_) => lsa::Team::alone(self.rank),
         };
         let is_lent = missing.is_none()
             && team.ranks() == topology.size()
