@@ -1,10 +1,10 @@
 //! Memory, registered buffers and windows.
 //!
 //! Registration is accepted and remembered; at this API level a registered buffer is used like any
-//! other. Symmetric windows, which all ranks make alike, are what rules with `registered` ask for. Where
-//! their memory allows it, their handle is the address of the struct that kernels follow
-//! (`hawser_runtime::lsa`);
-//! all other handles are numbers that only the host understands.
+//! other. Windows are made by all ranks together. Where their memory allows it, their handle is the address
+//! of the struct that kernels follow (`hawser_runtime::lsa`); all other handles are numbers that only the host
+//! understands. Symmetric windows are also what collectives use without staging, and what rules with
+//! `registered` ask for.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,30 +97,28 @@ fn register(
     expose(live, window).inspect_err(|_| {
         live.windows.remove(made);
     })?;
-    if !is_symmetric || live.comm.kernels_cannot_have_windows()?.is_some() {
+    if live.comm.kernels_cannot_have_windows()?.is_some() {
         return win.set("win", made);
     }
     let owner = live.clone();
-    let outcome =
-        live.comm.make_window_for_kernels(window.place, (window.base, window.bytes), move |handle| {
-            let handle = handle.inspect_err(|_| {
-                owner.windows.remove(window.handle as *const c_void);
-                conceal(&owner, window);
-            });
-            let Some(handle) = owner.name(handle)? else {
-                return win.set("win", window.handle as *const c_void);
-            };
-            owner.windows.rename(window.handle, handle)?;
-            win.set("win", handle as *const c_void)
+    let outcome = live.comm.make_window_for_kernels(window.place, window.of_comm(), move |handle| {
+        let handle = handle.inspect_err(|_| {
+            owner.windows.remove(window.handle as *const c_void);
+            conceal(&owner, window);
         });
+        let Some(handle) = owner.name(handle)? else {
+            return win.set("win", window.handle as *const c_void);
+        };
+        owner.windows.rename(window.handle, handle)?;
+        win.set("win", handle as *const c_void)
+    });
     outcome.and_then(|()| live.progress())
 }
 
 /// Tells the communicator of a window that was registered.
 fn expose(handle: &Handle, window: Registered) -> Result<()> {
-    let Registered { base, bytes, place, is_symmetric, .. } = window;
-    handle.comm.expose(place, Window { addr: base, bytes, is_symmetric })?;
-    if is_symmetric { handle.comm.add_window(base, bytes) } else { Ok(()) }
+    handle.comm.expose(window.place, window.of_comm())?;
+    if window.is_symmetric { handle.comm.add_window(window.base, window.bytes) } else { Ok(()) }
 }
 
 /// Tells the communicator that a window is no more.
@@ -159,6 +157,13 @@ pub struct Registered {
     /// tells which windows belong together.
     pub place: u64,
     is_symmetric: bool,
+}
+
+impl Registered {
+    /// The window as its communicator knows it.
+    fn of_comm(&self) -> Window {
+        Window { addr: self.base, bytes: self.bytes, is_symmetric: self.is_symmetric }
+    }
 }
 
 impl Registrations {

@@ -131,7 +131,7 @@ fn part_of(owner: &Handle, window: Registered, rank: u32) -> Result<Registered> 
     };
     let not_mapped = || {
         Error::invalid_usage(format!("the window of rank {rank}, in another process, is not mapped here"))
-            .remedy("register memory of ncclMemAlloc with NCCL_WIN_COLL_SYMMETRIC on all ranks")
+            .remedy("register memory of ncclMemAlloc on all ranks")
     };
     let peer = here(owner, rank)?.ok_or_else(not_mapped)?;
     let part = peer.windows.at(window.place).ok_or_else(missing)?;

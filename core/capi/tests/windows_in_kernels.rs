@@ -14,6 +14,8 @@ mod on_the_stand_in {
     const ENV: [(&str, &str); 3] =
         [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none"), ("HAWSER_DEVICE", "cuda")];
     const BYTES: usize = 1 << 20;
+    /// `NCCL_WIN_STRICT_ORDERING`.
+    const STRICT_ORDERING: i32 = 2;
 
     /// A word of memory of the stand-in.
     fn word<T: Copy>(address: Ptr, offset: usize) -> T {
@@ -60,9 +62,18 @@ mod on_the_stand_in {
                 ok(ncclWinGetUserPtr(comms[rank as usize], window, &mut user));
                 assert_eq!(user, buffers[rank as usize]);
             }
-            // Windows without the flag are for the host: their handles are odd.
-            let plain = register(&comms, &buffers, 0);
-            assert!(plain.iter().all(|window| *window as usize & 1 == 1));
+            // Kernels follow the handles of windows without the flag, too: DeepEP has only those. They are none
+            // for puts of the host.
+            let plain = register(&comms, &buffers, STRICT_ORDERING);
+            for (&window, peer) in plain.iter().zip([1, 0]) {
+                let (mut near, base): (Ptr, u64) = (null(), word(window, 8));
+                ok(ncclGetLsaDevicePointer(window, 8, peer, &mut near));
+                let stride: u32 = word(window, 24);
+                assert_eq!(near as u64, base + (u64::from(stride * peer.unsigned_abs()) << 32) + 8);
+                assert!(!windows.contains(&window));
+            }
+            let put = ncclPutSignal(buffers[0], 8, 1, 1, plain[0], 0, 0, 0, 0, comms[0], null());
+            assert_eq!(put, INVALID_ARGUMENT);
             for (rank, &comm) in comms.iter().enumerate() {
                 ok(ncclCommWindowDeregister(comm, windows[rank]));
                 assert_eq!(ncclCommWindowDeregister(comm, windows[rank]), INVALID_ARGUMENT);

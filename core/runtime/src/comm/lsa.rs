@@ -14,6 +14,7 @@ use super::{Comm, State};
 use crate::comm_state::CommState;
 use crate::lsa::Registration;
 use crate::lsa::resources::{DevComm, Wanted};
+use crate::rma::Window;
 
 /// The ranks whose memory a rank's kernels load and store: neighbours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,7 +48,7 @@ impl Comm {
         self.state().map(|state| state.lsa.missing())
     }
 
-    /// Maps a symmetric window with the number of [`Comm::expose`], and hands `then` the handle by which
+    /// Maps a window with the number of [`Comm::expose`], and hands `then` the handle by which
     /// kernels use it; none if the memory of some rank does not allow that. Collective.
     ///
     /// # Errors
@@ -55,13 +56,13 @@ impl Comm {
     pub fn make_window_for_kernels(
         &self,
         number: u64,
-        buffer: (u64, u64),
+        window: Window,
         then: impl FnOnce(Result<Option<u64>>) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let state = self.state()?;
         self.in_turn(move || {
             let limits = state.rma.exposed().limits();
-            let registered = state.lsa.register(number, buffer, limits, &wait(&state));
+            let registered = state.lsa.register(number, window, limits, &wait(&state));
             then(fail_with(&state, registered).and_then(|registered| {
                 let Registration { handle, words, is_mapped } = registered;
                 state.share_words(words, is_mapped).and(handle)
@@ -105,7 +106,7 @@ impl Comm {
         }
         if let Some(why) = state.lsa.host_only() {
             log::warn(&format!(
-                "{} rank {}: kernels cannot use a symmetric window that is registered: {why}",
+                "{} rank {}: kernels cannot use a window that is registered: {why}",
                 state.name, state.rank
             ));
         }

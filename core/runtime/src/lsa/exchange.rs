@@ -34,7 +34,7 @@ pub enum Purpose {
 impl Purpose {
     fn call(self) -> &'static str {
         match self {
-            Self::Window => "ncclCommWindowRegister with NCCL_WIN_COLL_SYMMETRIC",
+            Self::Window => "ncclCommWindowRegister",
             Self::Resources => "ncclDevCommCreate",
         }
     }

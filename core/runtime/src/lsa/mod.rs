@@ -30,7 +30,7 @@ use self::exchange::{Exchange, Mapping, Purpose, Share};
 use self::layout::{NEXT_PART, STRIDE_UNIT, TABLE_ENTRIES, TableEntry, TablePart, WindowImage};
 use crate::bootstrap::Bootstrap;
 use crate::gin::Network;
-use crate::rma::{Limits, RESOURCES, SignalWords};
+use crate::rma::{Limits, RESOURCES, SignalWords, Window as UserWindow};
 use crate::transport::{PeerMemory, bytes_of};
 
 pub use self::team::Team;
@@ -71,7 +71,7 @@ struct State {
     /// These addresses, by the numbers that all ranks have for windows.
     numbers: BTreeMap<u64, u64>,
     table: Vec<Part>,
-    /// Symmetric windows of the user that kernels cannot use, and why the last one was none.
+    /// Windows of the user that kernels cannot use, and why the last one was none.
     host_only: Option<String>,
     /// Communicators for kernels that were made and not destroyed.
     dev_comms: u32,
@@ -180,9 +180,9 @@ impl Lsa {
         &self.team
     }
 
-    /// Maps a symmetric window of the user with this number, and makes it one that kernels of the user can
-    /// use where the memory of all ranks allows it. With the first one that all ranks of the team have
-    /// mapped, they share the words of signals. Collective.
+    /// Maps a window of the user with this number, and makes it one that kernels of the user can use where
+    /// the memory of all ranks allows it. Collectives use it too if it is symmetric. With the first one that
+    /// all ranks of the team have mapped, they share the words of signals. Collective.
     ///
     /// # Errors
     /// Another rank did not answer. The error of the handle is, on all ranks alike: the memory does not allow
@@ -190,18 +190,18 @@ impl Lsa {
     pub fn register(
         &self,
         number: u64,
-        (addr, bytes): (u64, u64),
+        window: UserWindow,
         limits: Limits,
         wait: &Wait,
     ) -> Result<Registration> {
-        let room = self.room();
+        let (room, UserWindow { addr, bytes, is_symmetric }) = (self.room(), window);
         let made = match self.team.ranks() {
             1 => room.map(|room| (None, room)),
             _ => {
                 let maps = self.maps()?;
-                let share = room.as_ref().map_err(Error::clone).and_then(|_| self.share(maps, (addr, bytes)));
-                let mapping =
-                    self.exchange(wait).run(maps, Purpose::Window, (addr, bytes), share.map(Some))?;
+                let share = room.as_ref().map_err(Error::clone).and_then(|_| self.share(maps, window));
+                let exchange = self.exchange(self.is_lent && is_symmetric, wait);
+                let mapping = exchange.run(maps, Purpose::Window, (addr, bytes), share.map(Some))?;
                 mapping.and_then(|mapping| Ok((mapping, room?)))
             }
         };
@@ -223,17 +223,18 @@ impl Lsa {
     }
 
     /// The memory of a buffer, as others map it.
-    fn share(&self, maps: &dyn FlatMaps, buffer: (u64, u64)) -> Result<Share> {
-        let (addr, bytes) = buffer;
+    fn share(&self, maps: &dyn FlatMaps, window: UserWindow) -> Result<Share> {
+        let UserWindow { addr, bytes, is_symmetric } = window;
         let why_apart = match maps.pieces(addr, bytes) {
             Ok(pieces) => return Ok(Share::Pieces(pieces)),
             Err(error) => error,
         };
-        // Kernels of a communicator for kernels would follow the window's handle.
-        if self.state().dev_comms > 0 {
+        // Kernels of a communicator for kernels would follow the window's handle, and nobody else uses a window
+        // that is not symmetric.
+        if self.state().dev_comms > 0 || !is_symmetric {
             return Err(why_apart);
         }
-        Allocation::around(&*self.device, buffer, &self.team, why_apart).map(Share::Allocation)
+        Allocation::around(&*self.device, (addr, bytes), &self.team, why_apart).map(Share::Allocation)
     }
 
     /// Memory for the struct of a window, and a free entry of the table. Taken before ranks agree, so that
@@ -384,10 +385,11 @@ impl Lsa {
         self.device.flat_maps().ok_or_else(|| Error::internal("windows for kernels on a device without them"))
     }
 
-    fn exchange<'a>(&'a self, wait: &'a Wait) -> Exchange<'a> {
+    /// The next exchange, after which this rank lends its buffer to collectives if `is_lent`.
+    fn exchange<'a>(&'a self, is_lent: bool, wait: &'a Wait) -> Exchange<'a> {
         let number = self.exchanges.fetch_add(1, Ordering::Relaxed);
         let (device, opened) = (&*self.device, &self.opened);
-        let (bootstrap, team, is_lent) = (&*self.bootstrap, &self.team, self.is_lent);
+        let (bootstrap, team) = (&*self.bootstrap, &self.team);
         Exchange { bootstrap, team, device, opened, number, is_lent, wait }
     }
 

@@ -146,7 +146,7 @@ impl Lsa {
                     Ok(_) => Ok(None),
                     Err(error) => Err(error.clone()),
                 };
-                self.exchange(wait).run(maps, Purpose::Resources, (addr.unwrap_or(0), bytes), share)?
+                self.exchange(false, wait).run(maps, Purpose::Resources, (addr.unwrap_or(0), bytes), share)?
             }
         };
         let ready = mapping.and_then(|mapping| Ok((mapping, prepared?)));

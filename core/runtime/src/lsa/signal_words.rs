@@ -42,7 +42,7 @@ impl Lsa {
             }
             Err(error) => Err(error.to_string()),
         };
-        let exchange = self.exchange(wait);
+        let exchange = self.exchange(false, wait);
         let offers: Vec<OfferRecord> = exchange.offer(&offer)?;
         let mut tokens = Vec::with_capacity(offers.len());
         for (rank, offer) in (0..).zip(offers) {

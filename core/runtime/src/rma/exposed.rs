@@ -220,16 +220,13 @@ impl Exposed {
 
     /// True if these bytes lie in one symmetric window.
     pub fn holds(&self, addr: u64, bytes: u64) -> bool {
-        self.area_of(addr, bytes).is_some()
+        let state = self.state();
+        state.windows.values().any(|window| window.is_symmetric && window.holds(addr, bytes))
     }
 
-    /// The symmetric window that these bytes lie in.
+    /// The window that these bytes lie in.
     pub fn area_of(&self, addr: u64, bytes: u64) -> Option<Area> {
-        let holds = |window: &Window| {
-            let at = addr.checked_sub(window.addr);
-            window.is_symmetric && at.is_some_and(|at| at < window.bytes && bytes <= window.bytes - at)
-        };
-        self.state().windows.values().find(|window| holds(window)).map(Window::area)
+        self.state().windows.values().find(|window| window.holds(addr, bytes)).map(Window::area)
     }
 
     /// The window with a number, if it is registered.
@@ -450,13 +447,12 @@ impl Exposed {
     fn find(&self, state: &State, number: u64) -> Result<Found> {
         let refuse = |what: &str| {
             Err(Error::remote(format!("window {number} of rank {} {what}", self.rank))
-                .remedy("register windows in the same order and with the same flags on all ranks"))
+                .remedy("register windows in the same order on all ranks"))
         };
         match state.windows.get(&number) {
-            Some(window) if window.is_symmetric => Ok(Found::Here(*window)),
+            Some(window) => Ok(Found::Here(*window)),
             // Who waits for it learns that the rank has gone.
             None if state.is_closed => Ok(Found::NotYet),
-            Some(_) => refuse("is not symmetric (NCCL_WIN_COLL_SYMMETRIC)"),
             None if number < state.made => refuse("was taken back"),
             None if number >= RESOURCES && state.boards.has_made(number - RESOURCES) => {
                 refuse("was a communicator for kernels that has been destroyed")

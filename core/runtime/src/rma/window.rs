@@ -9,7 +9,8 @@ pub struct Window {
     pub addr: u64,
     /// Its length.
     pub bytes: u64,
-    /// All ranks have made it alike (`NCCL_WIN_COLL_SYMMETRIC`), so that others may put into it.
+    /// All ranks use the same offsets in it (`NCCL_WIN_COLL_SYMMETRIC`), so that collectives and puts of the
+    /// host may use it. Kernels of the user may use every window.
     pub is_symmetric: bool,
 }
 
@@ -17,5 +18,11 @@ impl Window {
     /// Its memory, as the net knows it.
     pub fn area(&self) -> Area {
         Area { addr: self.addr, bytes: self.bytes }
+    }
+
+    /// True if these bytes lie in it.
+    pub fn holds(&self, addr: u64, bytes: u64) -> bool {
+        let at = addr.checked_sub(self.addr);
+        at.is_some_and(|at| at < self.bytes && bytes <= self.bytes - at)
     }
 }

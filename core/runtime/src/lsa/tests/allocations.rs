@@ -46,9 +46,29 @@ fn an_end_of_the_other_rank_leaves_nothing_open() {
                     sender.send(made.is_err()).unwrap();
                     Ok(())
                 };
-                assert!(comm.make_window_for_kernels(1, buffer, then).is_err() || receiver.recv().unwrap());
+                assert!(
+                    comm.make_window_for_kernels(1, symmetric(buffer), then).is_err()
+                        || receiver.recv().unwrap()
+                );
             }
             assert_eq!(fake("fake_opened"), before);
+        });
+    });
+}
+
+/// Collectives and puts use symmetric windows alone, and kernels those that lie side by side.
+#[test]
+fn what_nobody_would_use_is_not_opened() {
+    const NAME: &str = "what_nobody_would_use_is_not_opened";
+    with_fake_kernels(module_path!(), NAME, &ENV, || {
+        of_both_processes(NAME, &[], |comm, rank| {
+            let device = hawser_device::cuda::open(0).unwrap();
+            let memory = device.alloc_as_user(BYTES).unwrap();
+            let other = crate::rma::Window { is_symmetric: false, ..symmetric((memory.addr, BYTES)) };
+            let before = fake("fake_opened");
+            comm.make_window_for_kernels(0, other, |made| made.map(|made| assert_eq!(made, None))).unwrap();
+            assert_eq!((fake("fake_opened"), row(comm, 0, 1 - rank)), (before, None));
+            assert!(!comm.state().unwrap().lsa.has_lent_windows());
         });
     });
 }
