@@ -2,7 +2,7 @@
 
 use hawser_plan::{Call, Collective, ReduceOp, Scalar};
 
-use hawser_device::cuda::fake::{fake, with_fake_kernels};
+use hawser_device::cuda::fake::{fake, set_busy, with_fake_kernels};
 use hawser_plan::DataType;
 
 use crate::comm::{Comm, group};
@@ -109,6 +109,45 @@ fn ranks_that_share_a_gpu_need_streams_of_their_own() {
         // A root does not wait for the others.
         assert!(!refused(of_both(same, Call { collective: Collective::Broadcast, ..reduce })));
         comms.iter().for_each(|comm| comm.abort().unwrap());
+    });
+}
+
+/// A program that has called nothing for a while, on a GPU where the driver's answer is always late.
+#[test]
+fn what_is_over_is_known_though_the_driver_answers_late() {
+    let env = [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none")];
+    with_fake_kernels(module_path!(), "what_is_over_is_known_though_the_driver_answers_late", &env, || {
+        let devices = [0, 1].map(|ordinal| hawser_device::cuda::open(ordinal).unwrap());
+        let comms = Comm::init_all(&[0, 1]).unwrap();
+        let buffers = devices.each_ref().map(|device| device.alloc_as_user(1 << 12).unwrap());
+        let streams = devices.each_ref().map(|device| device.stream().unwrap());
+        let reduce = || {
+            for (rank, comm) in comms.iter().enumerate() {
+                comm.collective(all_reduce(buffers[rank].addr), streams[rank].stream).unwrap();
+            }
+        };
+        let state = comms[0].state().unwrap();
+        let left = || {
+            assert!(state.has_launches(), "the driver has no answer yet");
+            state.journal.last_submitted() - state.journal.last_done()
+        };
+        set_busy(1);
+        reduce();
+        assert_eq!([left(), left()], [1, 1], "before the operation is over");
+        fake("fake_pass");
+        assert_eq!(left(), 0);
+        // What came since the question is not over with what was there before.
+        reduce();
+        assert_eq!(left(), 1);
+        fake("fake_pass");
+        assert_eq!(left(), 1);
+        fake("fake_pass");
+        assert_eq!(left(), 0);
+        set_busy(0);
+        fake("fake_pass");
+        assert!(!state.has_launches());
+        drop(state);
+        comms.iter().for_each(|comm| comm.destroy().unwrap());
     });
 }
 

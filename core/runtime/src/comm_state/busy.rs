@@ -5,7 +5,7 @@
 //! communicator, and a thread of its own asks: who gets no answer in time takes the launches for under way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
@@ -22,6 +22,8 @@ const LIMIT: Duration = Duration::from_millis(50);
 pub struct BusyProbe {
     /// A stream for nothing else; None where no kernels are launched.
     stream: Option<OwnedStream>,
+    /// The sequence number of the last operation that the stream was put behind.
+    behind: AtomicU64,
     question: Question,
 }
 
@@ -29,13 +31,15 @@ impl BusyProbe {
     /// A probe of launches on this device.
     pub fn new(device: &dyn Device) -> Result<Self> {
         let stream = device.kernels().map(|_| device.stream()).transpose()?;
-        Ok(Self { stream, question: Question::default() })
+        Ok(Self { stream, behind: AtomicU64::new(0), question: Question::default() })
     }
 }
 
 impl CommState {
     /// True if launches are on their way, or may be: nobody tells of replays whose order is the program's,
-    /// and a driver that does not answer waits for something. Always false on the host device.
+    /// a driver that does not answer waits for something, and what was put on a stream just now is hardly over
+    /// yet where processes share the GPU. The journal learns what was over at the last question in any case.
+    /// Always false on the host device.
     pub fn has_launches(self: &Arc<Self>) -> bool {
         if self.busy_probe.stream.is_none() {
             return false;
@@ -51,6 +55,9 @@ impl CommState {
             if !self.device.is_idle(own.stream)? {
                 return Ok(true);
             }
+            // What was there when it was asked the last time is over.
+            self.journal.done(self.busy_probe.behind.load(Ordering::Relaxed));
+            self.busy_probe.behind.store(self.journal.last_submitted(), Ordering::Relaxed);
             Ok(self.order.follow(&*self.device, own.stream)? && !self.device.is_idle(own.stream)?)
         };
         is_behind().unwrap_or(false) || self.order.has_unknown_replays()

@@ -18,19 +18,19 @@
 
 typedef uint64_t ptr_t;
 enum { OK = 0, INVALID_VALUE = 1, OOM = 2, NO_DEVICE = 100, INVALID_CONTEXT = 201, ALREADY_ENABLED = 704,
-       ALREADY_REGISTERED = 712, ILLEGAL_STATE = 401, NOT_PERMITTED = 800, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906, NOT_FOUND = 500 };
+       ALREADY_REGISTERED = 712, ILLEGAL_STATE = 401, NOT_READY = 600, NOT_PERMITTED = 800, CAPTURE_UNSUPPORTED = 900, CAPTURE_IMPLICIT = 906, NOT_FOUND = 500 };
 enum { FREE, DEVICE, VMM, OPENED, PINNED, REGISTERED, TAKEN };
 
 struct range { _Atomic int kind; int device, fd; char *addr; size_t bytes; int access; uint64_t id; };
 struct context { int device, retained; };
-struct stream { int capture, nodes, priority; }; /* the capture that it is in, and what was recorded */
+struct stream { int capture, nodes, priority, waits; }; /* the capture that it is in, what was recorded, and the work it is behind */
 struct graph { int nodes; };
 
 static struct range ranges[RANGES];
 static _Atomic uint64_t ids;
 static struct context contexts[DEVICES];
 /* Ranks are threads, and count at the same time. */
-static _Atomic int live, capturing, captures, records, waits, external_waits, value_waits, launches, overlapping, graph_launches, copies_within;
+static _Atomic int busy, passed, live, capturing, captures, records, waits, external_waits, value_waits, launches, overlapping, graph_launches, copies_within;
 static int peer_access[DEVICES][DEVICES];
 static uintptr_t latest_node, record_node, recorded_after; /* of captures: nodes are numbers */
 static unsigned loaded, last_grid, last_block, last_shared, most_shared;
@@ -54,6 +54,9 @@ API fake_block(void) { return (int)last_block; }
 API fake_loaded(void) { return (int)loaded; }
 API fake_shared(void) { return (int)last_shared; }
 API fake_set_capturing(int on) { return capturing = on; }
+/* While the GPU is busy, a stream that is put behind something waits until all of that has passed. */
+API fake_set_busy(int on) { return busy = on; }
+API fake_pass(void) { return passed++; }
 API fake_opened(void) { /* allocations of other processes */
   int n = 0;
   for (int i = 0; i < RANGES; i++) n += ranges[i].kind == OPENED;
@@ -288,6 +291,7 @@ API cuPointerGetAttribute(void *data, int attribute, ptr_t p) {
 
 /* Streams and events. A stream whose address is odd is one of the test's: bits 8 and up are its capture. */
 static int is_own(struct stream *s) { return s && !((uintptr_t)s & 1); }
+static void wait_while_busy(struct stream *s) { if (busy && is_own(s)) s->waits = passed + 1; }
 API cuStreamCreateWithPriority(struct stream **s, unsigned flags, int priority) {
   if (!current || flags != 1 || (priority && priority != -5)) return INVALID_VALUE;
   if (unsafe_call()) return unsafe_call();
@@ -298,7 +302,7 @@ API cuStreamCreateWithPriority(struct stream **s, unsigned flags, int priority) 
 API cuStreamGetPriority(struct stream *s, int *priority) { return *priority = is_own(s) ? s->priority : 0, OK; }
 API cuStreamDestroy_v2(struct stream *s) { free(s), live--; return OK; }
 API cuStreamSynchronize(struct stream *s) { return s ? unsafe_call() : OK; }
-API cuStreamQuery(struct stream *s) { return s ? OK : INVALID_VALUE; }
+API cuStreamQuery(struct stream *s) { return !s ? INVALID_VALUE : s->waits > passed ? NOT_READY : OK; }
 static uintptr_t capture_of(struct stream *s) { return (uintptr_t)s & 1 ? (uintptr_t)s >> 8 : is_own(s) ? s->capture : 0; }
 API cuStreamGetCaptureInfo_v2(struct stream *s, int *status, uint64_t *id, uintptr_t *graph, const uintptr_t **deps, size_t *n) {
   if (!graph != !deps || !deps != !n) return INVALID_VALUE;
@@ -363,9 +367,9 @@ API cuLaunchHostFunc(struct stream *s, void (*function)(void *), void *data) {
   return OK;
 }
 API cuStreamWaitValue32_v2(struct stream *s, ptr_t p, unsigned value, unsigned flags) {
-  (void)s, (void)value;
+  (void)value;
   if (!current || flags || !p || p % 4) return INVALID_VALUE;
-  value_waits++;
+  value_waits++, wait_while_busy(s);
   return OK;
 }
 API cuEventCreate(void **e, unsigned flags) { *e = malloc(1), live++; return !(flags & ~2u) ? unsafe_call() : INVALID_VALUE; }
@@ -381,6 +385,7 @@ API cuStreamWaitEvent(struct stream *s, void *e, unsigned flags) {
   int external = flags == 1 && capture_of(s);
   if (!e || (flags && !external)) return INVALID_VALUE;
   external_waits += external, waits += !external;
+  wait_while_busy(s);
   if (capture_of(s)) latest_node += 16;
   return OK;
 }

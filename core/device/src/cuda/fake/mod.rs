@@ -108,11 +108,16 @@ pub fn fake(question: &str) -> i32 {
 
 /// Tells the stand-in that some stream is being captured.
 pub fn set_capturing(on: i32) {
+    tell("fake_set_capturing", on);
+}
+
+/// Tells the stand-in that whatever waits for a stream is late. It is over with the question `fake_pass`.
+pub fn set_busy(on: i32) {
+    tell("fake_set_busy", on);
+}
+
+fn tell(what: &str, value: i32) {
     let library = driver_library().expect("the stand-in");
-    // SAFETY: libcuda.c declares it so.
-    unsafe {
-        library.get::<unsafe extern "C" fn(i32) -> i32>(b"fake_set_capturing").expect("fake_set_capturing")(
-            on,
-        )
-    };
+    // SAFETY: libcuda.c declares what is told so.
+    unsafe { library.get::<unsafe extern "C" fn(i32) -> i32>(what.as_bytes()).expect(what)(value) };
 }
