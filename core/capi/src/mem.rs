@@ -1,10 +1,10 @@
 //! Memory, registered buffers and windows.
 //!
 //! Registration is accepted and remembered; at this API level a registered buffer is used like any
-//! other. Windows are made by all ranks together. Where their memory allows it, their handle is the address
-//! of the struct that kernels follow (`hawser_runtime::lsa`); all other handles are numbers that only the host
-//! understands. Symmetric windows are also what collectives use without staging, and what rules with
-//! `registered` ask for.
+//! other. Windows are made by all ranks together. Where their memory allows it, their handle is the
+//! address of the struct that kernels follow (`hawser_runtime::lsa`); all other handles are numbers that
+//! only the host understands. Symmetric windows are also what collectives use without staging, and what
+//! rules with `registered` ask for.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};

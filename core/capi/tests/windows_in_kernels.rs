@@ -62,8 +62,8 @@ mod on_the_stand_in {
                 ok(ncclWinGetUserPtr(comms[rank as usize], window, &mut user));
                 assert_eq!(user, buffers[rank as usize]);
             }
-            // Kernels follow the handles of windows without the flag, too: DeepEP has only those. They are none
-            // for puts of the host.
+            // Kernels follow the handles of windows without the flag, too: DeepEP has only those. Puts of the
+            // host do not take them.
             let plain = register(&comms, &buffers, STRICT_ORDERING);
             for (&window, peer) in plain.iter().zip([1, 0]) {
                 let (mut near, base): (Ptr, u64) = (null(), word(window, 8));

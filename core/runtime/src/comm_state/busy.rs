@@ -37,9 +37,9 @@ impl BusyProbe {
 
 impl CommState {
     /// True if launches are on their way, or may be: nobody tells of replays whose order is the program's,
-    /// a driver that does not answer waits for something, and what was put on a stream just now is hardly over
-    /// yet where processes share the GPU. The journal learns what was over at the last question in any case.
-    /// Always false on the host device.
+    /// a driver that does not answer waits for something, and what was put on a stream just now is hardly
+    /// over yet where processes share the GPU. The journal learns what was over at the last question in any
+    /// case. Always false on the host device.
     pub fn has_launches(self: &Arc<Self>) -> bool {
         if self.busy_probe.stream.is_none() {
             return false;

@@ -229,8 +229,8 @@ impl Lsa {
             Ok(pieces) => return Ok(Share::Pieces(pieces)),
             Err(error) => error,
         };
-        // Kernels of a communicator for kernels would follow the window's handle, and nobody else uses a window
-        // that is not symmetric.
+        // Kernels of a communicator for kernels would follow the window's handle, and nobody else uses a
+        // window that is not symmetric.
         if self.state().dev_comms > 0 || !is_symmetric {
             return Err(why_apart);
         }
