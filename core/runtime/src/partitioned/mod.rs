@@ -24,10 +24,14 @@ use std::sync::{Mutex, PoisonError};
 
 use hawser_base::env;
 use hawser_base::error::{Error, ErrorKind, Result};
+use hawser_base::liveness::Identity;
+use hawser_base::log::{self, Subsys};
 use hawser_base::wait::Wait;
 use hawser_device::Stream;
+use rustc_hash::FxHashMap;
 
-use crate::comm::{Comm, group};
+use crate::comm::{Comm, Config, group};
+use crate::comm_state::CommState;
 use crate::record;
 use lateness::Moments;
 pub use shape::{MOST_PARTITIONS, Shape};
@@ -116,7 +120,7 @@ impl Partitioned {
     /// As [`Partitioned::init`]; on this rank the error that it passes.
     pub fn init_unless(comm: &Comm, shape: Result<Shape>) -> Result<Self> {
         refuse_group("hawserPartitionedInit")?;
-        let child = comm.split(0, comm.rank() as i32, None)?;
+        let child = comm.split(0, comm.rank() as i32, config_of_child(comm)?)?;
         let child = child.ok_or_else(|| Error::internal("a split with a color gave no communicator"))?;
         wait_for_child(&child)?;
         let made = Self::on(&child, shape);
@@ -311,6 +315,42 @@ impl Drop for Partitioned {
             self.carrier.release();
         }
     }
+}
+
+/// The options of the communicator that carries partitions; None for those of the program's own.
+///
+/// A stream that waits for a partition holds one of the queues that the GPU has for the process. So where
+/// ranks share these, copies of one may lie behind a wait of another, which waits for them: kernels, which
+/// wait in no queue, carry the partitions there.
+fn config_of_child(comm: &Comm) -> Result<Option<Config>> {
+    let state = comm.state()?;
+    if !share_queues(&state) {
+        return Ok(None);
+    }
+    if state.copy_engines.is_some() {
+        log::info(Subsys::Coll, || {
+            format!(
+                "{} rank {}: copy engines carry no partitions, since ranks of one process share a GPU",
+                state.name, state.rank
+            )
+        });
+    }
+    Ok(Some(Config { may_copy: false, name: None, ..comm.config().clone() }))
+}
+
+/// True if two ranks of one process share a GPU. All ranks answer alike.
+fn share_queues(state: &CommState) -> bool {
+    if state.device.kernels().is_none() {
+        return false;
+    }
+    let members = state.bootstrap.roster().members();
+    let mut on_gpus: FxHashMap<(u32, &str), Vec<&Identity>> = FxHashMap::default();
+    state.topology.ranks.iter().zip(members).any(|(rank, member)| {
+        let others = on_gpus.entry((rank.host, &rank.device)).or_default();
+        let is_shared = others.iter().any(|other| other.is_same_process(member));
+        others.push(member);
+        is_shared
+    })
 }
 
 /// Refuses a call in an open group: what it puts on streams cannot wait for the group's end.

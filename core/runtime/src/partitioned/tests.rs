@@ -72,6 +72,40 @@ fn a_partition_of_blocks_is_one_launch_where_kernels_serve_it() {
     });
 }
 
+/// Copy engines of ranks that share a GPU and its queues may wait for each other there; those of ranks with a
+/// GPU each do not.
+#[test]
+fn copy_engines_carry_partitions_where_ranks_share_no_queues() {
+    let env = [
+        ("NCCL_SOCKET_IFNAME", "lo"),
+        ("HAWSER_RUNTIME_DIR", "none"),
+        ("NCCL_MULTI_RANK_GPU_ENABLE", "1"),
+        ("NCCL_PASS_SM", "1"),
+    ];
+    let name = "copy_engines_carry_partitions_where_ranks_share_no_queues";
+    with_fake_kernels(module_path!(), name, &env, || {
+        for (gpus, by_copies) in [([0, 1], true), ([0, 0], false)] {
+            let id = unique_id().unwrap();
+            let of_rank = move |rank: u32| {
+                let gpu = gpus[rank as usize];
+                let comm = Comm::init(&[id], 2, rank, gpu, Config::default()).unwrap();
+                let buffer = hawser_device::cuda::open(gpu).unwrap().alloc_as_user(8_000).unwrap();
+                let mut call =
+                    hawser_plan::Call::of_bytes(Collective::AllGather, 4_000, DataType::Float32, 0, 2);
+                (call.input, call.output) = (buffer.addr + 4_000 * u64::from(rank), buffer.addr);
+                let shape =
+                    Shape { call, counts: vec![call.count], order: vec![], arrivals: 1, options: None };
+                let partitioned = Partitioned::init(&comm, shape).unwrap();
+                let has_copies = |comm: &Comm| comm.state().unwrap().copy_engines.is_some();
+                assert_eq!([has_copies(&comm), has_copies(&partitioned.child)], [true, by_copies]);
+                drop(partitioned);
+                comm.destroy().unwrap();
+            };
+            std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || of_rank(rank))).map(drop));
+        }
+    });
+}
+
 /// Partitions of a rank that go in one launch, in two, and as a collective's only block.
 fn blocks_of_rank(id: crate::UniqueId, rank: u32, both: &Barrier) {
     let comm = Comm::init(&[id], 2, rank, rank, Config::default()).unwrap();
