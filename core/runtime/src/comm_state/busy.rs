@@ -55,8 +55,10 @@ impl CommState {
             if !self.device.is_idle(own.stream)? {
                 return Ok(true);
             }
-            // What was there when it was asked the last time is over.
-            self.journal.done(self.busy_probe.behind.load(Ordering::Relaxed));
+            // What was there when it was asked the last time is over, but for what graphs may run again.
+            if !self.order.has_captures() {
+                self.journal.done(self.busy_probe.behind.load(Ordering::Relaxed));
+            }
             self.busy_probe.behind.store(self.journal.last_submitted(), Ordering::Relaxed);
             Ok(self.order.follow(&*self.device, own.stream)? && !self.device.is_idle(own.stream)?)
         };
