@@ -3,6 +3,7 @@
 
 use crate::nvcc::Nvcc;
 use std::collections::hash_map::DefaultHasher;
+use std::fs::File;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -60,15 +61,19 @@ impl Job<'_> {
         }
     }
 
-    /// Compiles one `.cu` file, or takes it from the cache.
+    /// Compiles one `.cu` file, or takes it from the cache. Of two builds at once one compiles, and the other
+    /// waits for it.
     fn unit(&self, unit: &Path, threads: usize) -> Result<(), String> {
         let inputs = self.inputs(unit)?;
         let result = self.out.join(format!("{}.fatbin", stem(unit)));
         let cached =
             self.cache.as_ref().map(|cache| cache.join(format!("{}-{inputs:016x}.fatbin", stem(unit))));
-        if let Some(cached) = &cached
-            && fs::copy(cached, &result).is_ok()
-        {
+        let is_there = || cached.as_ref().is_some_and(|cached| fs::copy(cached, &result).is_ok());
+        if is_there() {
+            return Ok(());
+        }
+        let _turn = cached.as_deref().and_then(turn);
+        if is_there() {
             return Ok(());
         }
         let output = Command::new(&self.nvcc.path)
@@ -94,9 +99,7 @@ impl Job<'_> {
         if let Some(cached) = &cached {
             // Renamed into place: a build killed in between leaves no half file under the final name.
             let partial = cached.with_extension(format!("partial-{}", process::id()));
-            let stored = fs::create_dir_all(cached.parent().expect("joined above"))
-                .and_then(|()| fs::copy(&result, &partial))
-                .and_then(|_| fs::rename(&partial, cached));
+            let stored = fs::copy(&result, &partial).and_then(|_| fs::rename(&partial, cached));
             drop(stored); // the cache only saves time
         }
         Ok(())
@@ -152,6 +155,14 @@ impl Job<'_> {
         files.sort();
         Ok(files)
     }
+}
+
+/// Waits until nobody else compiles what will lie here, and keeps others away as long as the file is open.
+/// None where files cannot be locked: then work is done twice.
+fn turn(cached: &Path) -> Option<File> {
+    fs::create_dir_all(cached.parent()?).ok()?;
+    let file = File::create(cached.with_extension("lock")).ok()?;
+    file.lock().ok().map(|()| file)
 }
 
 /// Names in lines `#include "name"`.

@@ -97,15 +97,18 @@ fn chosen_archs_are_checked() {
 
 /// Compiles `root/cuda` with `jobs` processes; the second value is the number of compilations so far.
 fn compile(root: &Path, jobs: usize) -> (Result<Vec<String>, String>, usize) {
+    compile_into(root, &root.join("out"), jobs)
+}
+
+fn compile_into(root: &Path, out: &Path, jobs: usize) -> (Result<Vec<String>, String>, usize) {
     let nvcc = fake_nvcc(root);
     let archs = nvcc.archs(Some("90")).unwrap();
-    let out = root.join("out");
-    fs::create_dir_all(&out).unwrap();
+    fs::create_dir_all(out).unwrap();
     let job = compile::Job {
         nvcc: &nvcc,
         archs: &archs.targets,
         sources: &root.join("cuda"),
-        out: &out,
+        out,
         cache: Some(root.join("cache")),
         jobs,
     };
@@ -138,6 +141,24 @@ fn units_are_compiled_once_until_a_source_changes() {
     assert_eq!(compile(root, 1), (names.clone(), 2), "not a source");
     fs::write(root.join("cuda/parts/x.cuh"), "y").unwrap();
     assert_eq!(compile(root, 1), (names, 3), "a header of one unit changed");
+}
+
+#[test]
+fn two_builds_at_once_share_the_work() {
+    let root = TempDir::new().unwrap();
+    let root = root.path();
+    fs::create_dir_all(root.join("cuda")).unwrap();
+    (0..8).for_each(|n| fs::write(root.join(format!("cuda/{n}.cu")), n.to_string()).unwrap());
+    fake_nvcc(root);
+    std::thread::scope(|scope| {
+        for out in ["debug", "release"].map(|name| root.join(name)) {
+            scope.spawn(move || {
+                compile_into(root, &out, 2).0.unwrap();
+                assert!((0..8).all(|n| out.join(format!("{n}.fatbin")).is_file()));
+            });
+        }
+    });
+    assert_eq!(compile(root, 1).1, 8, "each unit once");
 }
 
 #[test]
