@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hawser_base::error::Result;
 use hawser_device::{Device, OwnedStream};
@@ -17,6 +17,10 @@ use super::CommState;
 
 /// The time that the driver may take to answer.
 const LIMIT: Duration = Duration::from_millis(50);
+/// The time in which a GPU sees that a stream has nothing to wait for: some turns of processes that share it.
+const MOMENT: Duration = Duration::from_millis(20);
+/// The pause between two looks meanwhile.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Asks the driver of a GPU whether launches are under way.
 pub struct BusyProbe {
@@ -37,9 +41,9 @@ impl BusyProbe {
 
 impl CommState {
     /// True if launches are on their way, or may be: nobody tells of replays whose order is the program's,
-    /// a driver that does not answer waits for something, and what was put on a stream just now is hardly
-    /// over yet where processes share the GPU. The journal learns what was over at the last question in any
-    /// case. Always false on the host device.
+    /// a driver that does not answer waits for something, and a GPU that many processes share may not have
+    /// come to it yet. The journal learns what was over at the last question in any case. Always false on
+    /// the host device.
     pub fn has_launches(self: &Arc<Self>) -> bool {
         if self.busy_probe.stream.is_none() {
             return false;
@@ -60,9 +64,24 @@ impl CommState {
                 self.journal.done(self.busy_probe.behind.load(Ordering::Relaxed));
             }
             self.busy_probe.behind.store(self.journal.last_submitted(), Ordering::Relaxed);
-            Ok(self.order.follow(&*self.device, own.stream)? && !self.device.is_idle(own.stream)?)
+            Ok(self.order.follow(&*self.device, own.stream)? && !self.is_idle_soon(own)?)
         };
         is_behind().unwrap_or(false) || self.order.has_unknown_replays()
+    }
+
+    /// True if what was put on a stream just now is over within a moment, which the GPU needs to see that
+    /// there is nothing to wait for.
+    fn is_idle_soon(&self, own: &OwnedStream) -> Result<bool> {
+        let until = Instant::now() + MOMENT;
+        loop {
+            if self.device.is_idle(own.stream)? {
+                return Ok(true);
+            }
+            if Instant::now() >= until {
+                return Ok(false);
+            }
+            thread::sleep(PAUSE);
+        }
     }
 }
 
