@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
 """Ranks that are killed on GPUs: tests/gpu/deaths.py libnccl.so.2 [ranks] [--kills N] [--seed S]
 
-Every rank is a process, and they share the GPUs that there are. One is killed (SIGKILL) at a random moment,
-with no settings for deadlines; with every second kill the dying rank has a forked child that lives on.
-Every survivor must end with an error that names the killed rank (in the phase `destroy` it may also end
-well). Prints a line for each kill with the time until the last survivor had its error, and until its process
-ended, which takes the driver a while; the exit code is 1 if one hung or blamed another rank. Then a forked
-child calls the library: it must get an error, and its parent's results must stay right. Last, all ranks have
-closed their descriptors 0 to 2 before init, and log with INFO: results must stay right, though connections
-might have had these numbers. Needs a GPU, no framework.
+Every rank is a process, and they share the GPUs that there are. One is killed (SIGKILL) at a random moment:
+during init, each collective, called and in a graph, messages, splits, shrinks, growths and destroys, with no
+settings for deadlines; in half of the kills the dying rank has a forked child that lives on. Every survivor
+must end with an error that names the killed rank (in the phases `init` and `destroy` it may also end well);
+after that it shrinks its communicator with ABORT, or goes on with it if the newcomer of a growth is the dead
+one, and sums must be right. Prints a line for each kill with the time until the last survivor had its error,
+until it had gone on, and until its process ended, which takes the driver a while; the exit code is 1 if one
+hung, blamed another rank, could not go on or left a process behind, or if files in /dev/shm or memory of the
+device are gone at the end. Then a forked child calls the library: it must get an error, and its parent's
+results must stay right. Last, all ranks have closed their descriptors 0 to 2 before init, and log with INFO:
+results must stay right, though connections might have had these numbers. Needs a GPU, no framework.
 """
 
+import argparse
 import ctypes
 import os
 import random
@@ -20,26 +24,26 @@ import subprocess
 import sys
 import tempfile
 import time
+import typing
 
 sys.dont_write_bytecode = True
 
 import processes
+from nccl import CALLS, SIZE, P
 from processes import ONE_HOST, PLACES, SLOWEST, has_gpu, said
+from rank import FLOAT, SHRINK_ABORT, SUM, Failed, Rank
 
-P, SIZE = ctypes.c_void_p, ctypes.c_size_t
-PHASES = ["init", "small", "large", "copy", "graph", "messages", "split", "destroy"]
+GRAPH = "graph-"
+FIRST = ["init", "all_reduce", "large", "copy", "graph-all_reduce", "messages"]
+PHASES = [*FIRST, "split", "shrink", "grow", "destroy"]
+PHASES += [f"{graph}{name}" for name in CALLS if name != "all_reduce" for graph in ("", GRAPH)]
 LEAVING = ["leave-small", "leave-large", "leave-messages"]
-FLOAT, SUM = 7, 0
-
-
-class UniqueId(ctypes.Structure):
-    _fields_ = [("bytes", ctypes.c_char * 128)]
 
 
 def main():
     options = parsed()
     if options.child is not None:
-        return Rank(options).run()
+        return Mortal(options).run()
     if not has_gpu():
         print("skipped: needs a GPU")
         return 0
@@ -48,27 +52,47 @@ def main():
         for case, what in wrong.items():
             print(f"rank 0 left in peace, {case}: {what or 'ok'}")
         return 1 if any(wrong.values()) else 0
-    dice, bad, slowest, last_end = random.Random(options.seed), 0, 0.0, 0.0
-    for number in range(options.kills):
-        phase, victim = PHASES[number % len(PHASES)], dice.randrange(options.ranks)
-        text, failed, ended = kill(options, dice, phase, victim, forked=number % 2 == 1)
-        bad += text is not None
-        slowest, last_end = max(slowest, failed), max(last_end, ended)
-        times = f"{failed:5.2f} s, ended {ended:5.2f} s"
-        print(f"kill {number:3} {phase:9} rank {victim}  {times}  {text or 'ok'}", flush=True)
+    before, bad = traces(), kills(options)
     for phase, what in (("fork", "forked child that calls"), ("closed", "descriptors 0 to 2 closed")):
         wrong = all_end_well(options, phase)
         print(f"{what}: {wrong or 'ok'}")
         bad += wrong is not None
-    times = f"had its error after {slowest:.2f} s, the last one ended after {last_end:.2f} s"
-    print(f"{options.kills} kills, {bad} wrong, the slowest survivor {times}")
-    return 1 if bad else 0
+    wrong = lasting(before)
+    print(f"/dev/shm and memory of the device as before: {wrong or 'ok'}")
+    return 1 if bad or wrong else 0
+
+
+def kills(options):
+    """Kills a rank so many times; the number of kills after which something was wrong."""
+    dice, bad, slowest = random.Random(options.seed), 0, Times(0.0, 0.0, 0.0)
+    for number in range(options.kills):
+        phase, victim = PHASES[number % len(PHASES)], dice.randrange(options.ranks)
+        # Another half of the phases in each round through them.
+        forked = (number + number // len(PHASES)) % 2 == 1
+        text, times = kill(options, dice, phase, victim, forked)
+        bad += text is not None
+        slowest = Times(*map(max, slowest, times))
+        print(f"kill {number:3} {phase:20} rank {victim}  {times}  {text or 'ok'}", flush=True)
+    print(f"{options.kills} kills, {bad} wrong, the slowest survivors: {slowest}")
+    return bad
+
+
+class Times(typing.NamedTuple):
+    """Seconds from a kill until the last survivor had its error, had gone on, and had ended."""
+
+    failed: float
+    went_on: float
+    ended: float
+
+    def __str__(self):
+        return f"error {self.failed:5.2f} s, went on {self.went_on:5.2f} s, ended {self.ended:5.2f} s"
 
 
 def parsed():
     parser = processes.parser(__doc__)
     parser.add_argument("--kills", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--victim", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--leave", action="store_true", help="only: rank 0 leaves in peace, others call")
     return parser.parse_args()
 
@@ -78,30 +102,73 @@ def start(options, phase, victim, forked, folder, place=ONE_HOST):
     env = {"NCCL_DEBUG": "INFO"} if phase == "closed" else {}
     ranks = []
     for rank in range(options.ranks):
-        words = [str(options.ranks), *(["--forked"] if forked and rank == victim else [])]
+        words = [str(options.ranks), "--victim", str(victim)]
+        words += ["--forked"] if forked and rank == victim else []
         ranks.append(processes.start(options, rank, phase, folder, place, words, env))
     return ranks
 
 
 def kill(options, dice, phase, victim, forked):
-    """(what is wrong or None, seconds from the kill to the last survivor's error, and to its end)."""
+    """(what is wrong or None, the times)."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(options, phase, victim, forked, folder)
         try:
             if not all(said(rank, b"ready", 40) for rank in ranks):
-                return "a rank did not get ready", 0.0, 0.0
+                return "a rank did not get ready", Times(0.0, 0.0, 0.0)
             time.sleep(dice.random() * (0.6 if phase == "init" else 0.3))
             os.kill(ranks[victim].pid, signal.SIGKILL)
             began, problems = time.monotonic(), []
+            note_kill(folder, began)
             for rank, child in enumerate(ranks):
                 if rank != victim:
                     problem = judged(child, rank, victim, phase, began + SLOWEST)
                     problems += [problem] if problem else []
             ended, texts = time.monotonic() - began, [getattr(child, "text", "") for child in ranks]
-            failed = [float(at) - began for text in texts for at in re.findall(r"failed at ([\d.]+)", text)]
-            return "; ".join(problems) or None, max(failed, default=0.0), ended
+            left = processes.in_sessions(child.pid for rank, child in enumerate(ranks) if rank != victim)
+            problems += [f"processes {left} are left"] if left else []
+            failed, went_on = (latest(word, texts, began) for word in ("failed", "went on"))
+            return "; ".join(problems) or None, Times(failed, went_on, ended)
         finally:
             processes.end_all_sessions(ranks)
+
+
+def latest(word, texts, began):
+    """Seconds until the last process said that it did something."""
+    times = [float(at) for text in texts for at in re.findall(rf"^{word} at ([\d.]+)", text, re.MULTILINE)]
+    return max(times, default=began) - began
+
+
+def note_kill(folder, time_killed):
+    """Tells all ranks when a rank was killed."""
+    with open(os.path.join(folder, "killed.new"), "w") as file:
+        file.write(str(time_killed))
+    os.rename(os.path.join(folder, "killed.new"), os.path.join(folder, "killed"))
+
+
+def killed_at(identity):
+    """When a rank was killed, if so; `identity` is a file of the ranks' folder."""
+    try:
+        with open(os.path.join(os.path.dirname(identity), "killed")) as file:
+            return float(file.read())
+    except FileNotFoundError:
+        return None
+
+
+def traces():
+    """Names of files in /dev/shm, and the free memory of the GPU."""
+    return set(os.listdir("/dev/shm")), processes.free_memory()
+
+
+def lasting(before):
+    """What is not as it was before, or None. The driver frees the memory of dead processes by and by."""
+    for _ in range(20):
+        files, free = traces()
+        wrong = [f"files {sorted(files - before[0])}"] if files - before[0] else []
+        wrong += [f"{(before[1] - free) >> 20} MiB of the device"] if free < before[1] else []
+        if not wrong:
+            return None
+        time.sleep(0.5)
+    return "; ".join(wrong)
 
 
 def judged(child, rank, victim, phase, deadline):
@@ -154,175 +221,154 @@ def all_end_well(options, phase):
     return None
 
 
-class Failed(Exception):
-    """The library returned an error."""
-
-
-class Rank:
-    """One rank: a process with the driver, without any framework."""
+class Mortal(Rank):
+    """A rank that works until another one is killed."""
 
     def __init__(self, options):
-        self.options, self.rank = options, options.child
-        self.driver, self.nccl = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL(options.library)
-        self.nccl.ncclGetLastError.restype = ctypes.c_char_p
-        self.nccl.ncclCommInitRank.argtypes = [P, ctypes.c_int, UniqueId, ctypes.c_int]
-        self.comm = P()
+        super().__init__(options)
+        # Communicators made on the way, which a failure leaves.
+        self.parts = []
+        self.newcomer = options.phase == "grow" and self.rank == options.ranks - 1
 
     def run(self):
+        phase = self.options.phase
         try:
             self.open_gpu()
-            if self.options.phase == "closed":
+            if phase == "closed":
                 # After the driver has its descriptors; nobody can read what is printed, the exit code tells.
                 os.closerange(0, 3)
-            if self.options.phase == "init":
+            if phase == "init":
                 print("ready", flush=True)
-            self.join()
-            if self.options.phase == "fork":
+            self.begin()
+            if phase == "fork":
                 return self.fork()
-            if self.options.phase == "closed":
+            if phase == "closed":
                 return self.check_sums(200)
             if self.options.forked and os.fork() == 0:
                 time.sleep(90)
                 os._exit(0)
-            if self.options.phase != "init":
-                self.collective(1 << 10)
+            if phase != "init":
                 print("ready", flush=True)
             self.work()
         except Failed as error:
             # The clock is the same in all processes.
             print(f"error: {error}\nfailed at {time.monotonic()}", flush=True)
+            self.go_on()
             os._exit(3)
         os._exit(0)
 
-    def open_gpu(self):
-        count, device, context, self.stream = ctypes.c_int(), ctypes.c_int(), P(), P()
-        self.cuda("cuInit", 0)
-        self.cuda("cuDeviceGetCount", ctypes.byref(count))
-        self.cuda("cuDeviceGet", ctypes.byref(device), self.rank % count.value)
-        self.cuda("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        self.cuda("cuCtxSetCurrent", context)
-        self.context = context
-        self.cuda("cuStreamCreate", ctypes.byref(self.stream), 1)
-        self.memory = []
-        for _ in range(2):
-            address = ctypes.c_uint64()
-            self.cuda("cuMemAlloc_v2", ctypes.byref(address), SIZE(64 << 20))
-            self.cuda("cuMemsetD32_v2", address, ctypes.c_uint(0x3F800000), SIZE(16 << 20))
-            self.memory.append(address.value)
-
-    def cuda(self, name, *words):
-        code = getattr(self.driver, name)(*words)
-        if code != 0:
-            raise Failed(f"{name} returned {code}")
-
-    def check(self, code):
-        if code != 0:
-            text = (self.nccl.ncclGetLastError(self.comm) or b"").decode().replace("\n", " ")
-            raise Failed(text or f"code {code}")
-
-    def join(self):
-        path, identity = self.options.identity, UniqueId()
-        if self.rank == 0:
-            self.check(self.nccl.ncclGetUniqueId(ctypes.byref(identity)))
-            with open(f"{path}.new", "wb") as file:
-                file.write(bytes(identity))
-            os.rename(f"{path}.new", path)
-        end = time.monotonic() + 30
-        while not os.path.exists(path):
-            if time.monotonic() > end:
-                os._exit(0 if self.options.phase == "init" else 4)
-            time.sleep(0.01)
-        with open(path, "rb") as file:
-            identity = UniqueId.from_buffer_copy(file.read())
-        comm, ranks = ctypes.byref(self.comm), self.options.ranks
-        self.check(self.nccl.ncclCommInitRank(comm, ranks, identity, self.rank))
+    def begin(self):
+        """Joins the communicator, which is one rank smaller if it is to grow."""
+        if self.newcomer:
+            return
+        if self.options.phase == "grow":
+            self.options.ranks -= 1
+        self.join()
+        if self.options.phase != "init":
+            self.collective(1 << 10)
 
     def work(self):
         """The phase, until something fails."""
-        end = time.monotonic() + SLOWEST
+        end, phase = time.monotonic() + SLOWEST, self.options.phase
+        graph = self.captured(1 << 10, phase.removeprefix(GRAPH)) if phase.startswith(GRAPH) else None
         number = 0
-        graph = self.captured(1 << 10) if self.options.phase == "graph" else None
         while time.monotonic() < end:
             number += 1
-            phase = self.options.phase
             if phase in LEAVING and number > 100 and self.rank == 0:
-                self.check(self.nccl.ncclCommDestroy(self.comm))
+                self.destroy(self.comm)
                 return
-            if phase in ("large", "leave-large"):
-                self.collective(16 << 20)
-            elif phase == "copy":
-                self.all_reduce(1 << 10)
-                self.copy_out(1 << 10)
-            elif phase == "graph":
-                self.replay(graph)
-            elif phase in ("messages", "leave-messages"):
-                self.ring()
-            elif phase == "split":
-                self.split()
-            elif phase == "destroy" and number > 100:
+            if phase == "destroy" and number > 100:
                 # All have done the same: nobody waits for one that has left.
                 time.sleep(0.1 * self.rank)
-                self.check(self.nccl.ncclCommDestroy(self.comm))
+                self.destroy(self.comm)
                 return
+            if graph is not None:
+                self.replay(graph)
+            elif phase in CALLS:
+                self.collective(1 << 10, phase, root=number % self.options.ranks)
+            elif phase in ("large", "leave-large"):
+                self.collective(16 << 20)
+            elif phase in ("shrink", "grow"):
+                getattr(self, phase)(number)
+            elif phase in ("copy", "split"):
+                getattr(self, phase)()
+            elif phase in ("messages", "leave-messages"):
+                self.ring()
             else:
                 self.collective(1 << 10)
 
-    def collective(self, count):
-        self.all_reduce(count)
-        self.settle()
-
-    def all_reduce(self, count):
-        send, recv = self.memory
-        self.check(self.nccl.ncclAllReduce(P(send), P(recv), SIZE(count), FLOAT, SUM, self.comm, self.stream))
-
-    def copy_out(self, count):
+    def copy(self):
         """Copies a result to memory that is not pinned: the driver waits in the call for what is before
         it."""
+        count = 1 << 10
         host = ctypes.create_string_buffer(4 * count)
+        self.launch("all_reduce", count)
         self.cuda("cuMemcpyDtoHAsync_v2", host, ctypes.c_uint64(self.memory[1]), SIZE(4 * count), self.stream)
-        self.settle()
-
-    def captured(self, count):
-        """A graph of an all-reduce, ready to be launched."""
-        graph, ready = P(), P()
-        self.cuda("cuStreamBeginCapture_v2", self.stream, 1)
-        self.all_reduce(count)
-        self.cuda("cuStreamEndCapture", self.stream, ctypes.byref(graph))
-        self.cuda("cuGraphInstantiateWithFlags", ctypes.byref(ready), graph, ctypes.c_uint64(0))
-        return ready
-
-    def replay(self, graph):
-        self.cuda("cuGraphLaunch", graph, self.stream)
-        self.settle()
-
-    def ring(self):
-        send, recv = self.memory
-        ranks = self.options.ranks
-        self.check(self.nccl.ncclGroupStart())
-        to, source = (self.rank + 1) % ranks, (self.rank - 1) % ranks
-        self.check(self.nccl.ncclSend(P(send), SIZE(1 << 16), FLOAT, to, self.comm, self.stream))
-        self.check(self.nccl.ncclRecv(P(recv), SIZE(1 << 16), FLOAT, source, self.comm, self.stream))
-        self.check(self.nccl.ncclGroupEnd())
         self.settle()
 
     def split(self):
         part = P()
         self.check(self.nccl.ncclCommSplit(self.comm, 0, self.rank, ctypes.byref(part), None))
-        whole, self.comm = self.comm, part
+        self.use(part)
+
+    def shrink(self, number):
+        excluded = number % self.options.ranks
+        if self.rank != excluded:
+            self.use(self.shrunk(excluded))
         self.collective(1 << 10)
-        self.check(self.nccl.ncclCommDestroy(part))
-        self.comm = whole
 
-    def settle(self):
-        """Waits for the stream as programs with a watchdog do."""
-        while self.driver.cuStreamQuery(self.stream) == 600:
-            self.watch()
-        self.watch()
+    def grow(self, number):
+        """The newcomer joins the others once more, for a communicator that is used once."""
+        path, made = f"{self.options.identity}.{number}", P()
+        here = f"{path}.here"
+        if self.newcomer:
+            open(here, "wb").close()
+        while not os.path.exists(here):
+            self.watch_killed()
+            time.sleep(0.001)
+        identity = self.shared_identity(path, self.comm, over=self.watch_killed)
+        if identity is None:
+            raise Failed("rank 0 does not ask anybody to join")
+        given = ctypes.byref(identity) if self.newcomer or self.rank == 0 else None
+        ranks = self.options.ranks + (not self.newcomer)
+        number = self.rank if self.newcomer else -1
+        self.check(self.nccl.ncclCommGrow(self.comm, ranks, given, number, ctypes.byref(made), None))
+        self.use(made)
 
-    def watch(self):
-        state = ctypes.c_int()
-        self.check(self.nccl.ncclCommGetAsyncError(self.comm, ctypes.byref(state)))
-        self.check(state.value)
+    def use(self, part):
+        """Calls once on a communicator, and destroys it."""
+        self.parts.append(part)
+        self.collective(1 << 10, comm=part)
+        self.parts.pop()
+        self.destroy(part)
+
+    def watch_killed(self):
+        """While this process waits for others outside of the library: ends that if one of them is dead."""
+        time_killed = killed_at(self.options.identity)
+        if time_killed is not None and time.monotonic() > time_killed + 0.3:
+            raise Failed(f"rank {self.options.victim} is dead, and this rank was in no call")
+
+    def go_on(self):
+        """What survivors do after the error: without the dead rank, sums must be right."""
+        phase, victim = self.options.phase, self.options.victim
+        if victim < 0 or phase in ("init", "destroy") or self.newcomer:
+            return
+        try:
+            for part in self.parts:
+                self.check(self.nccl.ncclCommAbort(part))
+            if phase == "grow" and victim == self.options.ranks:
+                # The newcomer: those that asked it are complete.
+                self.check_sum()
+            else:
+                part = self.shrunk(victim, SHRINK_ABORT)
+                self.check_sum(part)
+                self.destroy(self.comm)
+                self.check_sum(part)
+                self.destroy(part)
+            print(f"went on at {time.monotonic()}", flush=True)
+        except Failed as error:
+            print(f"error: {error} (when it went on without rank {victim})", flush=True)
+            os._exit(5)
 
     def fork(self):
         """A child calls, which must be refused; then the parent's sum must be right."""
@@ -338,11 +384,7 @@ class Rank:
     def check_sums(self, times):
         """Ends this rank: well if so many sums are right."""
         for _ in range(times):
-            self.collective(1024)
-            result = (ctypes.c_float * 1024)()
-            self.cuda("cuMemcpyDtoH_v2", result, ctypes.c_uint64(self.memory[1]), SIZE(4096))
-            if any(value != self.options.ranks for value in result):
-                raise Failed(f"the sum is {result[0]}, not {self.options.ranks}")
+            self.check_sum(count=1024)
         os._exit(0)
 
 

@@ -14,7 +14,6 @@ import ctypes
 import os
 import random
 import signal
-import struct
 import sys
 import tempfile
 import time
@@ -22,13 +21,13 @@ import time
 sys.dont_write_bytecode = True
 
 import processes
-from deaths import FLOAT, SIZE, SUM, Failed, P, Rank, UniqueId
+from nccl import INVALID_USAGE, SIZE, P, UniqueId
 from processes import PLACES, SLOWEST, ended_badly, has_gpu, said
+from rank import FLOAT, SHRINK_ABORT, SUM, Failed, Rank
 
 PHASES = ["suspend", "shrink", "grow", "revoke"]
 WORK = ["small", "large", "graph", "messages"]
-ABORT, SUSPEND_MEM = 1, 1
-INVALID_USAGE = 5
+SUSPEND_MEM = 1
 COUNT = 1 << 20
 
 
@@ -94,7 +93,7 @@ class Elastic(Rank):
             self.open_gpu()
             if phase != "grow":
                 self.join()
-                self.sum()
+                self.check_sum()
             if phase.startswith("kill-"):
                 print("ready", flush=True)
                 self.survive(phase.removeprefix("kill-"))
@@ -104,22 +103,6 @@ class Elastic(Rank):
             print(f"error: {error}", flush=True)
             os._exit(3)
         os._exit(0)
-
-    def sum(self, comm=None, count=COUNT):
-        """An all-reduce of ones, checked."""
-        comm, ranks = comm or self.comm, ctypes.c_int()
-        send, recv = self.memory
-        self.check(self.nccl.ncclCommCount(comm, ctypes.byref(ranks)))
-        self.cuda("cuMemsetD32_v2", ctypes.c_uint64(recv), ctypes.c_uint(0), SIZE(count))
-        self.check(self.nccl.ncclAllReduce(P(send), P(recv), SIZE(count), FLOAT, SUM, comm, self.stream))
-        self.expect(ranks.value, count)
-
-    def expect(self, value, count=COUNT):
-        self.cuda("cuStreamSynchronize", self.stream)
-        host = ctypes.create_string_buffer(4 * count)
-        self.cuda("cuMemcpyDtoH_v2", host, ctypes.c_uint64(self.memory[1]), SIZE(4 * count))
-        if host.raw != struct.pack("f", value) * count:
-            raise Failed(f"a sum of {count} elements is not {value} everywhere")
 
     def free_memory(self):
         free, total = SIZE(), SIZE()
@@ -136,7 +119,7 @@ class Elastic(Rank):
         replay, given = self.captured(COUNT), []
         for number in range(3):
             self.cuda("cuGraphLaunch", replay, self.stream)
-            self.expect(self.options.ranks)
+            self.check_result(self.options.ranks, COUNT)
             before = self.free_memory()
             self.check(self.nccl.ncclCommSuspend(self.comm, SUSPEND_MEM))
             # All ranks of the device have given theirs when all have passed it.
@@ -150,61 +133,37 @@ class Elastic(Rank):
             time.sleep(0.3)
             self.check(self.nccl.ncclCommResume(self.comm))
             self.cuda("cuGraphLaunch", replay, self.stream)
-            self.expect(self.options.ranks)
+            self.check_result(self.options.ranks, COUNT)
             for count in (1, 1000, COUNT):
-                self.sum(count=count)
+                self.check_sum(count=count)
             if number == 2 and self.stats(0) > 0 and min(given) < self.stats(0):
                 raise Failed(f"{given} bytes were given back, of {self.stats(0)} of this rank alone")
         print(f"given back {given}, of this rank {self.stats(0)}, kept {self.stats(2)}", flush=True)
         self.check(self.nccl.ncclCommSuspend(self.comm, SUSPEND_MEM))
         self.check(self.nccl.ncclCommDestroy(self.comm))
 
-    def destroy(self, comm):
-        """Before the process ends: what others wait for may be on its way still."""
-        self.check(self.nccl.ncclCommDestroy(comm))
-
-    def shrunk(self, excluded, flags=0):
-        made, ranks = P(), (ctypes.c_int * 1)(excluded)
-        self.check(self.nccl.ncclCommShrink(self.comm, ranks, 1, ctypes.byref(made), None, flags))
-        return made
-
     def shrink(self):
         for excluded in range(self.options.ranks):
             if self.rank != excluded:
                 part = self.shrunk(excluded)
-                self.sum(part)
+                self.check_sum(part)
                 self.check(self.nccl.ncclCommDestroy(part))
-            self.sum()
+            self.check_sum()
 
     def grow(self):
         """The last rank is new: the others make a communicator, which then grows."""
-        ranks, path, made, last = self.options.ranks, self.options.identity, P(), self.options.ranks - 1
-        self.nccl.ncclCommGrow.argtypes = [P, ctypes.c_int, P, ctypes.c_int, P, P]
-        grown = f"{path}.grown"
-        if self.rank == last:
-            end = time.monotonic() + 30
-            while not os.path.exists(grown) and time.monotonic() < end:
-                time.sleep(0.01)
-            with open(grown, "rb") as file:
-                identity = UniqueId.from_buffer_copy(file.read())
-            given = ctypes.byref(identity)
-            self.check(self.nccl.ncclCommGrow(None, ranks, given, last, ctypes.byref(made), None))
-        else:
+        ranks, made, last = self.options.ranks, P(), self.options.ranks - 1
+        if self.rank != last:
             self.options.ranks = last
             self.join()
-            self.sum()
-            given = None
-            if self.rank == 0:
-                identity = UniqueId()
-                self.check(self.nccl.ncclCommGetUniqueId(self.comm, ctypes.byref(identity)))
-                with open(f"{grown}.new", "wb") as file:
-                    file.write(bytes(identity))
-                os.rename(f"{grown}.new", grown)
-                given = ctypes.byref(identity)
-            self.check(self.nccl.ncclCommGrow(self.comm, ranks, given, -1, ctypes.byref(made), None))
-        self.sum(made)
+            self.check_sum()
+        identity = self.shared_identity(f"{self.options.identity}.grown", self.comm)
+        given = ctypes.byref(identity) if self.rank in (0, last) else None
+        number = last if self.rank == last else -1
+        self.check(self.nccl.ncclCommGrow(self.comm, ranks, given, number, ctypes.byref(made), None))
+        self.check_sum(made)
         if self.comm:
-            self.sum()
+            self.check_sum()
         self.destroy(made)
 
     def revoke(self):
@@ -222,9 +181,9 @@ class Elastic(Rank):
             print(error, flush=True)
         self.check(self.nccl.ncclCommRevoke(self.comm, 0))
         part = self.shrunk(last)
-        self.sum(part)
+        self.check_sum(part)
         self.destroy(self.comm)
-        self.sum(part)
+        self.check_sum(part)
         self.destroy(part)
 
     def survive(self, work):
@@ -242,10 +201,10 @@ class Elastic(Rank):
         except Failed as error:
             if f"rank {self.options.victim}" not in str(error):
                 raise Failed(f"blames another: {error}") from error
-        part = self.shrunk(self.options.victim, ABORT)
-        self.sum(part)
+        part = self.shrunk(self.options.victim, SHRINK_ABORT)
+        self.check_sum(part)
         self.destroy(self.comm)
-        self.sum(part)
+        self.check_sum(part)
         self.destroy(part)
 
 

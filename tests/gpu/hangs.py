@@ -19,8 +19,9 @@ import time
 sys.dont_write_bytecode = True
 
 import processes
-from deaths import FLOAT, SIZE, SUM, Failed, P, Rank
+from nccl import SIZE, P
 from processes import PLACES, has_gpu, said
+from rank import FLOAT, SUM, Failed, Rank
 
 # The case, the cause that is expected, and who is to blame. Two causes where it depends on whether anybody
 # has looked if the operations before are over.

@@ -29,15 +29,25 @@ def parser(doc, ranks=True):
 
 def has_gpu():
     """Whether the driver finds a GPU."""
+    return free_memory() is not None
+
+
+def free_memory():
+    """The free bytes of the first GPU, None if the driver finds no GPU."""
     # In a process of its own: children are started from this one.
     code = """
 import ctypes
-driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-found = driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
-print("GPUs" if found else "none")
+driver, count, device, context = ctypes.CDLL("libcuda.so.1"), *(ctypes.c_int() for _ in "cd"), ctypes.c_void_p()
+free, total = ctypes.c_size_t(), ctypes.c_size_t()
+if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0:
+    driver.cuDeviceGet(ctypes.byref(device), 0)
+    driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+    driver.cuCtxSetCurrent(context)
+    driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
+    print(free.value)
 """
     asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    return asked.stdout.strip() == "GPUs"
+    return int(asked.stdout) if asked.stdout.strip() else None
 
 
 def torch_gpus():
@@ -99,6 +109,20 @@ def ended_badly(child, rank):
         child.kill()
         return f"rank {rank} HANGS: {child.communicate()[0].decode(errors='replace')[-400:]}"
     return None if child.returncode == 0 else f"rank {rank} ended with {child.returncode}: {text[-400:]}"
+
+
+def in_sessions(sessions):
+    """The processes that are alive in sessions."""
+    wanted, found = set(sessions), []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                state, _, _, session = file.read().rpartition(")")[2].split()[:4]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(session) in wanted and state != "Z":
+            found.append(int(name))
+    return found
 
 
 def end_all(children):

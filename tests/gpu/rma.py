@@ -25,8 +25,9 @@ import time
 sys.dont_write_bytecode = True
 
 import processes
-from deaths import SIZE, Failed, P, Rank, UniqueId
+from nccl import SIZE, P, UniqueId
 from processes import PLACES, ended_badly, has_gpu, log, log_to, said
+from rank import Failed, Rank
 
 PHASES = ["put", "places", "order", "counters", "graph", "revoke", "kill"]
 # The kinds of the two windows, and what the log says of a window of each kind.

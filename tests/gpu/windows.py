@@ -27,8 +27,9 @@ sys.dont_write_bytecode = True
 
 import nccl
 import processes
-from deaths import SIZE, SUM, Failed, P, Rank
+from nccl import SIZE, P
 from processes import ended_badly, has_gpu, log, log_to, said
+from rank import SUM, Failed, Rank
 
 PHASES = ["collectives", "outside", "messages", "graph", "rounds", "lifetimes", "kill", "kill_messages"]
 SYMMETRIC, UINT8, INT32, WINDOW = 1, 1, 2, 64 << 20
