@@ -155,8 +155,9 @@ def killed_at(identity):
 
 
 def traces():
-    """Names of files in /dev/shm, and the free memory of the GPU."""
-    return set(os.listdir("/dev/shm")), processes.free_memory()
+    """The files in /dev/shm (a folder of each user stays there), and the free memory of the GPU."""
+    files = {os.path.join(folder, name) for folder, _, names in os.walk("/dev/shm") for name in names}
+    return files, processes.free_memory()
 
 
 def lasting(before):
