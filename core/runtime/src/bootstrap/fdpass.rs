@@ -5,6 +5,7 @@
 
 use super::Bootstrap;
 use super::auth::{self, Greeting, Key, Retry, Role, SAME_ID};
+use super::peer::WhileThere;
 use super::wire::{HEADER, Header, Kind, malformed};
 use hawser_base::error::{Error, Result};
 use hawser_base::wait::Wait;
@@ -19,6 +20,10 @@ use rustix::net::{
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// The time in which the last descriptors of a rank that has gone arrive: news of it may overtake them.
+const LATE: Duration = Duration::from_millis(500);
 
 impl Bootstrap {
     /// Gives `peer`, a rank of this host, a duplicate of `fd`. The peer gets it with [`Bootstrap::recv_fd`]
@@ -48,9 +53,10 @@ impl Bootstrap {
         let greeting = Greeting { role: Role::Descriptor, rank: self.rank, target: peer };
         let key = Key::derive(&self.secret, "peer");
         let wait = wait.at_most(self.settings.init_timeout);
+        let while_there = WhileThere { wait: &wait, boot: self, peer };
         let address = Address::Unix(self.peers[peer as usize].unix);
         let key = (&key, self.settings.wire);
-        let stream = auth::connect(&address, key, greeting, retry, &wait, &describe)
+        let stream = auth::connect(&address, key, greeting, retry, &while_there, &describe)
             .map_err(|error| error.or_peer(peer))?;
         let header = Header { kind: Kind::Descriptor, tag, len: 0 }.encode()?;
         loop {
@@ -73,12 +79,20 @@ impl Bootstrap {
     /// Takes the next descriptor that `peer` sent with `tag`; it is close-on-exec and belongs to the caller.
     ///
     /// # Errors
-    /// `InvalidArgument` for a wrong rank, or as [`Wait::check`].
+    /// `InvalidArgument` for a wrong rank, `Remote` when the peer has left, or as [`Wait::check`].
     pub fn recv_fd(&self, peer: u32, tag: u64, wait: &Wait) -> Result<OwnedFd> {
         self.check_peer(peer)?;
         let (rank, label) = (self.rank, &self.label);
         let describe = || format!("rank {rank} waits for rank {peer} to send a file descriptor ({label})");
-        let taken = self.shared.take(wait, &|_| describe(), |inbox| inbox.pop_descriptor(peer, tag).map(Ok));
+        let mut missed = None;
+        let taken = self.shared.take(wait, &|_| describe(), |inbox| {
+            if let Some(descriptor) = inbox.pop_descriptor(peer, tag) {
+                return Some(Ok(descriptor));
+            }
+            let absence = self.roster().absence(peer)?;
+            let since = *missed.get_or_insert_with(Instant::now);
+            (since.elapsed() >= LATE).then(|| Err(absence.context(describe())))
+        });
         taken.map_err(|error| error.or_peer(peer))
     }
 }
@@ -125,5 +139,24 @@ pub(super) fn receive(stream: &Stream) -> std::result::Result<Option<(u64, Owned
     match (header.kind, descriptors.pop()) {
         (Kind::Descriptor, Some(descriptor)) => Ok(Some((header.tag, descriptor))),
         _ => Err(Some(malformed("no descriptor (the limit of open files may be reached)"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{in_threads, patient, settings};
+    use super::super::{Bootstrap, UniqueId};
+    use hawser_base::error::ErrorKind;
+
+    /// A rank that is stopped while it connects is turned away, and aborts before it tries again: no message
+    /// ever came from it.
+    #[test]
+    fn nobody_waits_for_a_descriptor_of_one_that_left() {
+        let id = UniqueId::create(&settings()).unwrap();
+        let join = |rank| Bootstrap::join(&[id], rank, 2, &settings(), &patient()).unwrap();
+        let mut world = in_threads(2, join);
+        drop(world.remove(1));
+        let error = world[0].recv_fd(1, 9, &patient()).unwrap_err();
+        assert_eq!((error.kind, error.peer), (ErrorKind::Remote, Some(1)), "{error}");
     }
 }

@@ -144,10 +144,10 @@ impl Bootstrap {
 
 /// A wait for a connection to a rank, which ends when that rank is known to have gone: somebody else, such as
 /// a forked child, may hold its listener open, and then nobody ever answers.
-struct WhileThere<'a> {
-    wait: &'a Wait,
-    boot: &'a Bootstrap,
-    peer: u32,
+pub(super) struct WhileThere<'a> {
+    pub wait: &'a Wait,
+    pub boot: &'a Bootstrap,
+    pub peer: u32,
 }
 
 impl Patience for WhileThere<'_> {

@@ -257,9 +257,11 @@ impl Round<'_> {
         };
         let mut behind = None;
         let sent = hub.write_frame(Kind::Gather, self.number, mine, self.wait, &|| waiting(&None));
-        sent.map_err(|error| self.last_words(hub).unwrap_or(error))?;
+        // Whoever hears of this failure has to know that it is about rank 0.
+        let of_hub = |error: Error| if error.kind == ErrorKind::Remote { error.or_peer(0) } else { error };
+        sent.map_err(|error| self.last_words(hub).unwrap_or(of_hub(error)))?;
         loop {
-            let frame = hub.read_frame(MAX_RESULT, self.wait, &|| waiting(&behind))?;
+            let frame = hub.read_frame(MAX_RESULT, self.wait, &|| waiting(&behind)).map_err(of_hub)?;
             match frame.kind {
                 Kind::Status if frame.tag == self.number => behind = Some(decode_ranks(&frame.payload)?),
                 // Sent before our contribution of this round arrived, about an earlier round.
