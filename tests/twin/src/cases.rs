@@ -9,10 +9,14 @@ use crate::world::{
 };
 
 /// The names of the cases, and what was wrong.
-pub const CASES: [(&str, &str); 13] = [
+pub const CASES: [(&str, &str); 14] = [
     ("sent-to-one-who-left", "a destroy waited for data to be taken by a rank that had aborted"),
     ("split-beside-a-broken-net", "a split waited for ranks that had learned of this rank's failure"),
     ("rules-beside-a-destroy", "a change of rules waited for a rank that was about to leave"),
+    (
+        "rules-beside-a-goodbye",
+        "a change of rules waited for a rank that waited for others to take what it had sent",
+    ),
     ("failure-in-a-child", "a failure in a child made ranks of the same process blame rank 0 of the parent"),
     (
         "rules-beside-a-stopped-rank",
@@ -69,6 +73,13 @@ pub fn world(name: &str) -> Option<World> {
             let leave = Leave { who: 1, after: 3, how: How::Destroy };
             let steps = vec![Step::Nap(0, 50_000), Step::Rules(0, 5), Step::Collective(broadcast(1))];
             of("ab", Conditions::default(), vec![act(steps, Some(leave))])
+        }
+        "rules-beside-a-goodbye" => {
+            let leave = Leave { who: 1, after: 3, how: How::Destroy };
+            let (first, last) = (Collective::AllGather, Collective::Reduce);
+            let often = |collective, root| Step::Often(Drawn { collective, ..broadcast(root) }, 18);
+            let steps = vec![often(first, 0), Step::Rules(2, 14), often(last, 2)];
+            World { is_apart: true, ..of("abab", Conditions::default(), vec![act(steps, Some(leave))]) }
         }
         "failure-in-a-child" => {
             let message = Message { from: 1, to: 0, bytes: 100 };

@@ -98,8 +98,6 @@ pub struct CommState {
     pub comm_id: u64,
     /// Counts collectives, and knows when the rules change.
     pub epoch: Arc<Epoch<Staged>>,
-    /// This rank's part in changes of rules; None where it is alone.
-    pub participant: Option<ServedParticipant>,
     /// Profiler plugins.
     pub profiling: Arc<Profiling>,
     /// The last operations of this rank, for those who look why nothing moves.
@@ -112,6 +110,9 @@ pub struct CommState {
     pub bootstrap: Arc<Bootstrap>,
     /// The network, where ranks share no memory. Before `peer_memory`, which it works on: it goes first.
     pub net: Option<Net>,
+    /// This rank's part in changes of rules; None where it is alone. Behind `net`: while that waits for other
+    /// ranks, they get answers.
+    pub participant: Option<ServedParticipant>,
     /// The device.
     pub device: Arc<dyn Device>,
     /// FIFO memory and the device's image of the communicator.

@@ -17,12 +17,14 @@ const REPLAYS: Duration = Duration::from_millis(100);
 impl Drop for CommState {
     fn drop(&mut self) {
         // The others need not wait for this rank to change rules.
-        if let Some(served) = &self.participant
-            && self.net.as_ref().is_some_and(|net| !net.has_sent_all())
-        {
-            served.participant().stays();
+        if let (Some(served), Some(net)) = (&self.participant, &self.net) {
+            if !net.has_sent_all() {
+                served.participant().stays();
+            }
+            served.participant().leave();
+        } else {
+            drop(self.participant.take());
         }
-        drop(self.participant.take());
         // Streams may still come to one-sided operations: they are released from now on.
         if let Some(ops) = self.stream_ops.get() {
             ops.close();

@@ -115,6 +115,8 @@ struct Work {
     last_proposal: u64,
     /// True if this rank ever took part in a change: only then the others have to hear that it leaves.
     has_met: bool,
+    /// This rank leaves: whatever it is asked for, it refuses.
+    is_leaving: bool,
     gone: Vec<bool>,
     /// The ranks that take no more messages, and until when what they said last is waited for.
     unreachable: FxHashMap<u32, Duration>,
@@ -156,6 +158,7 @@ impl Participant {
                 proposals: FxHashMap::default(),
                 last_proposal: 0,
                 has_met: false,
+                is_leaving: false,
                 gone: vec![false; ranks as usize],
                 unreachable: FxHashMap::default(),
                 unsent: Vec::new(),
@@ -210,6 +213,12 @@ impl Participant {
         let mut work = lock(&self.work);
         let Some(work) = work.as_mut() else { return false };
         let fresh: Vec<Proposal> = lock(&self.fresh).drain(..).collect();
+        if work.is_leaving {
+            fresh.into_iter().for_each(|proposal| (proposal.done)(left()));
+            work.listen(now);
+            work.flush(now);
+            return !work.unsent.is_empty();
+        }
         let mut todo = Todo::default();
         for Proposal { content, done } in fresh {
             work.propose(content, done, now, &mut todo);
@@ -247,6 +256,19 @@ impl Participant {
         }
     }
 
+    /// This rank is about to leave, but may have to wait for others, which may be about to change their
+    /// rules. Where ranks have not met yet, it answers until [`Participant::close`] that it takes no part:
+    /// nobody has to be told beforehand.
+    pub fn leave(&self) {
+        let mut work = lock(&self.work);
+        if let Some(work) = work.as_mut().filter(|work| !work.has_met && work.proposals.is_empty()) {
+            work.is_leaving = true;
+            return;
+        }
+        drop(work);
+        self.close();
+    }
+
     /// Leaves the protocol: tells the other ranks, and answers every open proposal.
     pub fn close(&self) {
         let Some(mut work) = lock(&self.work).take() else { return };
@@ -264,7 +286,7 @@ impl Participant {
         let fresh: Vec<Proposal> = lock(&self.fresh).drain(..).collect();
         let open = work.proposals.into_values().map(|(done, _)| done);
         for done in open.chain(fresh.into_iter().map(|proposal| proposal.done)) {
-            done(Outcome::Unknown("this rank has left the communicator".to_owned()));
+            done(left());
         }
     }
 }
@@ -348,6 +370,16 @@ impl Work {
     fn hear(&mut self, from: u32, message: Message, now: Duration) {
         self.has_met = true;
         let mut todo = Todo::default();
+        if self.is_leaving {
+            let why = || "it leaves the communicator".to_owned();
+            let answer = match message.body {
+                Body::Propose(_) => Some(Body::Outcome(Outcome::Unchanged(format!("rank 0: {}", why())))),
+                Body::Stage(_) | Body::Ask(_) => Some(Body::Refused(why())),
+                _ => None,
+            };
+            answer.into_iter().for_each(|body| todo.send(from, message.number, body));
+            return self.carry_out(todo, now);
+        }
         let is_for_coordinator = wire::is_for_coordinator(&message.body)
             || message.body == Body::Farewell && self.coordinator.is_some();
         match &mut self.coordinator {
@@ -482,6 +514,11 @@ impl Work {
     fn who(&self) -> String {
         format!("communicator {}, rank {}", self.place.name, self.place.bootstrap.rank())
     }
+}
+
+/// The outcome of proposals of a rank that leaves.
+fn left() -> Outcome {
+    Outcome::Unknown("this rank has left the communicator".to_owned())
 }
 
 impl super::protocol::Fences<Staged> for &Epoch<Staged> {

@@ -104,7 +104,7 @@ pub struct Todo {
 }
 
 impl Todo {
-    fn send(&mut self, to: u32, number: u64, body: Body) {
+    pub fn send(&mut self, to: u32, number: u64, body: Body) {
         self.send.push((to, Message { number, body }));
     }
 }
