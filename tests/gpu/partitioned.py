@@ -4,9 +4,10 @@
 Every collective in several partitions, which a producing stream fills and marks in a random order on each
 rank, while a consuming stream copies what has arrived out of the output; the input holds garbage until it is
 filled. Then the same in a CUDA graph that is replayed with new data. Plain and with NCCL_PASS_SM=1 (a process
-each); a thread for each rank. With `--gemm` also the time of a GEMM and a reduce-scatter, one after the other
-and in eight parts. Needs PyTorch and a GPU, or `--host` with numpy and ml_dtypes (no graphs there); says so
-and ends with 0 otherwise. The exit code is 1 if something is wrong."""
+each), which is refused where ranks share a GPU; a thread for each rank. With `--gemm` also the time of a GEMM
+and a reduce-scatter, one after the other and in eight parts. Needs PyTorch and a GPU, or `--host` with numpy
+and ml_dtypes (no graphs there); says so and ends with 0 otherwise. The exit code is 1 if something is
+wrong."""
 
 import array
 import ctypes
@@ -110,6 +111,7 @@ class Trial:
 
     def __init__(self, options, pass_sm):
         self.options, self.pass_sm, self.wrong, self.done = options, pass_sm, [], 0
+        self.refused = None
 
     def run(self):
         os.environ["NCCL_PASS_SM"] = self.pass_sm
@@ -131,7 +133,8 @@ class Trial:
         for thread in threads:
             thread.join()
         self.world.destroy()
-        text = f"{self.done} rounds" + "".join(f"; {name} {us:.0f} us" for name, us in self.times.items())
+        times = "".join(f"; {name} {us:.0f} us" for name, us in self.times.items())
+        text = self.refused or f"{self.done} rounds{times}"
         return {"done": self.done, "wrong": self.wrong, "text": text}
 
     def of_rank(self, rank):
@@ -148,11 +151,21 @@ class Trial:
             if self.options.gemm and not self.layer.on_host:
                 self.watchdog.step(lambda: "GEMM and reduce-scatter")
                 self.times |= Gemm(self, rank).run()
+        except nccl.NcclError as error:
+            is_meant = "ranks of one process share a GPU" in error.text and self.shares_gpus()
+            self.refused = "refused, since ranks share a GPU"
+            if not is_meant:
+                self.fail(rank, error)
         except BaseException as error:
-            # The others would wait for this rank.
-            print(f"rank {rank}: {error}", flush=True)
-            self.wrong.append(f"rank {rank}: {error}")
-            os._exit(1)
+            self.fail(rank, error)
+
+    def fail(self, rank, error):
+        """Ends the process: the other ranks would wait for this one."""
+        print(f"rank {rank}: {error}", flush=True)
+        os._exit(1)
+
+    def shares_gpus(self):
+        return self.pass_sm == "1" and not self.layer.on_host and program.count_gpus() < self.ranks
 
 
 class RankTrial:

@@ -70,7 +70,6 @@ impl CommConfig {
             min_ctas: given(raw.minCTAs),
             max_ctas: given(raw.maxCTAs),
             sm_free: raw.CTAPolicy != UNDEF_INT && raw.CTAPolicy & CTA_POLICY_ZERO != 0,
-            may_copy: true,
             name: In::inside(raw.commName).text(),
             reproducible: 0,
             class: None,

@@ -16,8 +16,6 @@ pub struct Config {
     pub max_ctas: Option<u32>,
     /// Copy engines do what they can, as with `NCCL_PASS_SM=1`.
     pub sm_free: bool,
-    /// Copy engines may move data at all: yes, but where their streams would wait for each other.
-    pub may_copy: bool,
     /// The level of reproducible reductions (`HAWSER_REPRODUCIBLE`), unless the environment says another.
     pub reproducible: u8,
     /// The class of operations, unless the environment says another (`HAWSER_CLASS`). None: normal, or urgent
@@ -59,7 +57,6 @@ impl Default for Config {
             min_ctas: None,
             max_ctas: None,
             sm_free: false,
-            may_copy: true,
             reproducible: 0,
             class: None,
             mixes_graphs: None,

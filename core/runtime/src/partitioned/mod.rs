@@ -25,12 +25,11 @@ use std::sync::{Mutex, PoisonError};
 use hawser_base::env;
 use hawser_base::error::{Error, ErrorKind, Result};
 use hawser_base::liveness::Identity;
-use hawser_base::log::{self, Subsys};
 use hawser_base::wait::Wait;
 use hawser_device::Stream;
 use rustc_hash::FxHashMap;
 
-use crate::comm::{Comm, Config, group};
+use crate::comm::{Comm, group};
 use crate::comm_state::CommState;
 use crate::record;
 use lateness::Moments;
@@ -108,7 +107,8 @@ impl Partitioned {
     ///
     /// # Errors
     /// `InvalidArgument` on all ranks where a rank's shape is wrong or another one than rank 0's, with that
-    /// rank; `InvalidUsage` in a group, or where the device's streams cannot wait for words; otherwise as
+    /// rank; `InvalidUsage` in a group, where the device's streams cannot wait for words, or where
+    /// ranks of one process share a GPU and copy engines move data; otherwise as
     /// [`Comm::split`].
     pub fn init(comm: &Comm, shape: Shape) -> Result<Self> {
         Self::init_unless(comm, Ok(shape))
@@ -120,7 +120,8 @@ impl Partitioned {
     /// As [`Partitioned::init`]; on this rank the error that it passes.
     pub fn init_unless(comm: &Comm, shape: Result<Shape>) -> Result<Self> {
         refuse_group("hawserPartitionedInit")?;
-        let child = comm.split(0, comm.rank() as i32, config_of_child(comm)?)?;
+        refuse_shared_queues(comm)?;
+        let child = comm.split(0, comm.rank() as i32, None)?;
         let child = child.ok_or_else(|| Error::internal("a split with a color gave no communicator"))?;
         wait_for_child(&child)?;
         let made = Self::on(&child, shape);
@@ -317,25 +318,23 @@ impl Drop for Partitioned {
     }
 }
 
-/// The options of the communicator that carries partitions; None for those of the program's own.
+/// Refuses copy engines where ranks of one process share a GPU, on all ranks alike.
 ///
-/// A stream that waits for a partition holds one of the queues that the GPU has for the process. So where
-/// ranks share these, copies of one may lie behind a wait of another, which waits for them: kernels, which
-/// wait in no queue, carry the partitions there.
-fn config_of_child(comm: &Comm) -> Result<Option<Config>> {
+/// Whoever waits for a partition, a stream or a graph, holds one of the queues that the GPU has for the
+/// process. With the streams of copy engines there are more streams than queues, so what one rank waits for
+/// may lie behind a wait of another.
+fn refuse_shared_queues(comm: &Comm) -> Result<()> {
     let state = comm.state()?;
-    if !share_queues(&state) {
-        return Ok(None);
+    if state.copy_engines.is_none() || !share_queues(&state) {
+        return Ok(());
     }
-    if state.copy_engines.is_some() {
-        log::info(Subsys::Coll, || {
-            format!(
-                "{} rank {}: copy engines carry no partitions, since ranks of one process share a GPU",
-                state.name, state.rank
-            )
-        });
-    }
-    Ok(Some(Config { may_copy: false, name: None, ..comm.config().clone() }))
+    let text = format!(
+        "hawserPartitionedInit: rank {} of {}: ranks of one process share a GPU, and copy engines move data: \
+         streams that wait for partitions could hold up the copies that they wait for",
+        comm.rank(),
+        comm.ranks()
+    );
+    Err(Error::invalid_usage(text).remedy("let each rank be a process, or set NCCL_PASS_SM=0"))
 }
 
 /// True if two ranks of one process share a GPU. All ranks answer alike.

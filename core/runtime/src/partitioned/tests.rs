@@ -84,7 +84,7 @@ fn copy_engines_carry_partitions_where_ranks_share_no_queues() {
     ];
     let name = "copy_engines_carry_partitions_where_ranks_share_no_queues";
     with_fake_kernels(module_path!(), name, &env, || {
-        for (gpus, by_copies) in [([0, 1], true), ([0, 0], false)] {
+        for (gpus, is_refused) in [([0, 1], false), ([0, 0], true)] {
             let id = unique_id().unwrap();
             let of_rank = move |rank: u32| {
                 let gpu = gpus[rank as usize];
@@ -95,10 +95,12 @@ fn copy_engines_carry_partitions_where_ranks_share_no_queues() {
                 (call.input, call.output) = (buffer.addr + 4_000 * u64::from(rank), buffer.addr);
                 let shape =
                     Shape { call, counts: vec![call.count], order: vec![], arrivals: 1, options: None };
-                let partitioned = Partitioned::init(&comm, shape).unwrap();
-                let has_copies = |comm: &Comm| comm.state().unwrap().copy_engines.is_some();
-                assert_eq!([has_copies(&comm), has_copies(&partitioned.child)], [true, by_copies]);
-                drop(partitioned);
+                match Partitioned::init(&comm, shape) {
+                    Ok(partitioned) => {
+                        assert!(!is_refused && partitioned.child.state().unwrap().copy_engines.is_some());
+                    }
+                    Err(error) => assert!(is_refused && error.text.contains("share a GPU"), "{error}"),
+                }
                 comm.destroy().unwrap();
             };
             std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || of_rank(rank))).map(drop));

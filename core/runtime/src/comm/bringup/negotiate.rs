@@ -88,7 +88,7 @@ pub fn decide(
     let tuners = Tuners::open(comm_id, &topology, &plan_config, config.name.as_deref());
     compare_shared(&bootstrap, &tuners, &programs, step)?;
     // Rules that count are equal on all ranks by now.
-    plan_config.copy_engines = settings.dma_enable && config.may_copy && tuners.wants_copy_engines();
+    plan_config.copy_engines = settings.dma_enable && tuners.wants_copy_engines();
     fit(&mut plan_config, topology.size(), topology.places().1, programs.lanes());
     plan_config.late_parts &= heap == HeapKind::Device;
     fit_room(&mut plan_config, &topology, room, programs.lanes())?;
@@ -419,12 +419,9 @@ fn fit(plan_config: &mut PlanConfig, ranks: u32, local: u32, least_lanes: u32) {
     }
 }
 
-/// `NCCL_PASS_SM`, or what the communicator's own options ask for, if `NCCL_DMA_ENABLE` and these options let
-/// copy engines move data.
+/// `NCCL_PASS_SM`, or what the communicator's own options ask for, if `NCCL_DMA_ENABLE` lets copy engines
+/// move data.
 fn pass_sm(settings: &Settings, config: &Config) -> Result<u8> {
-    if !config.may_copy {
-        return Ok(0);
-    }
     match settings.pass_sm.max(settings.no_ctas.unwrap_or(config.sm_free).into()) {
         level if settings.dma_enable || level == 0 => Ok(level),
         1 => {
