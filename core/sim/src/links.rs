@@ -277,8 +277,34 @@ impl<'a> Links<'a> {
 
     /// The way of data from a rank to one of another host, on a lane.
     pub fn far(&self, from: u32, to: u32, lane: u32, way: &mut Way) {
+        self.over_network((from, to), lane, false, way);
+    }
+
+    /// The way of data from a slot of copy engines, which lies in the memory of the host, to one of another
+    /// host.
+    pub fn far_by_slots(&self, from: u32, to: u32, lane: u32, way: &mut Way) {
+        self.over_network((from, to), lane, true, way);
+    }
+
+    /// The way of data between a GPU and a slot of copy engines in its host's memory. False if there are no
+    /// GPUs.
+    pub fn to_slot(&self, rank: u32, is_out: bool, way: &mut Way) -> bool {
+        let (host, place) = self.ranks[rank as usize];
+        let kind = self.cluster.host(host);
         way.clear();
-        let (from_host, from_nic) = self.between_rank_and_nic(from, lane, true, way);
+        if self.cluster.topology.device == DeviceKind::Host {
+            return false;
+        }
+        way.add(self.pcie(host, place, is_out), 1.0);
+        let switch = kind.switch_of_rank(place);
+        self.over_processors(host, if is_out { (switch, None) } else { (None, switch) }, 1.0, way);
+        way.add(self.hosts[host as usize].memory, 1.0);
+        true
+    }
+
+    fn over_network(&self, (from, to): (u32, u32), lane: u32, by_slots: bool, way: &mut Way) {
+        way.clear();
+        let (from_host, from_nic) = self.between_rank_and_nic((from, lane), true, by_slots, way);
         let (to_host, to_nic) = {
             let (host, place) = self.ranks[to as usize];
             (host, nic_of(self.cluster.host(host), place, lane))
@@ -290,7 +316,7 @@ impl<'a> Links<'a> {
             other.into_iter().for_each(|leaf| way.add(leaf + 1, 1.0));
         }
         way.add(self.hosts[to_host as usize].nics + 2 * to_nic + 1, 1.0);
-        self.between_rank_and_nic(to, lane, false, way);
+        self.between_rank_and_nic((to, lane), false, by_slots, way);
         if !self.images.is_empty() {
             let hops = std::mem::take(&mut way.0);
             hops.into_iter().for_each(|hop| way.add(self.image(hop.link), hop.weight));
@@ -298,15 +324,25 @@ impl<'a> Links<'a> {
     }
 
     /// The part of a way that is within a host. Returns host and NIC.
-    fn between_rank_and_nic(&self, rank: u32, lane: u32, is_out: bool, way: &mut Way) -> (u32, u32) {
+    fn between_rank_and_nic(
+        &self,
+        (rank, lane): (u32, u32),
+        is_out: bool,
+        by_slots: bool,
+        way: &mut Way,
+    ) -> (u32, u32) {
         let (host, place) = self.ranks[rank as usize];
         let (kind, at) = (self.cluster.host(host), self.hosts[host as usize]);
         let nic = nic_of(kind, place, lane);
         let is_cpu = self.cluster.topology.device == DeviceKind::Host;
+        if by_slots && !is_cpu {
+            let card = kind.switch_of_nic(nic);
+            way.add(at.memory, 1.0);
+            self.over_processors(host, if is_out { (None, card) } else { (card, None) }, 1.0, way);
+            return (host, nic);
+        }
         if !is_cpu {
-            // Without NVLink, GPUs reach each other and the NICs by the same way.
-            let pcie = if kind.link == Link::NvLink { 2 } else { 0 };
-            way.add(at.ranks + 4 * place + pcie + u32::from(!is_out), 1.0);
+            way.add(self.pcie(host, place, is_out), 1.0);
         }
         let (gpu, card) = (kind.switch_of_rank(place), kind.switch_of_nic(nic));
         if is_cpu || !kind.gpu_direct {
@@ -316,6 +352,12 @@ impl<'a> Links<'a> {
             self.over_processors(host, if is_out { (gpu, card) } else { (card, gpu) }, 1.0, way);
         }
         (host, nic)
+    }
+
+    /// The PCIe link of a GPU. Without NVLink, GPUs reach each other and the NICs by the same way.
+    fn pcie(&self, host: u32, place: u32, is_out: bool) -> LinkId {
+        let pcie = if self.cluster.host(host).link == Link::NvLink { 2 } else { 0 };
+        self.hosts[host as usize].ranks + 4 * place + pcie + u32::from(!is_out)
     }
 
     /// From under one PCIe switch to under another, by way of the processors.

@@ -133,8 +133,7 @@ impl<'a> Twin<'a> {
     /// Runs a call as it was decided.
     ///
     /// # Errors
-    /// `NotSimulated` for copy engines between hosts, `Interrupted` if the caller asked to stop, `Plan` and
-    /// `Stuck` for programs that cannot be.
+    /// `Interrupted` if the caller asked to stop, `Plan` and `Stuck` for programs that cannot be.
     pub fn predict(
         &self,
         call: &Call,
@@ -198,7 +197,7 @@ impl<'a> Twin<'a> {
     /// round the end.
     ///
     /// # Errors
-    /// `NotSimulated` for messages that copy engines carry between hosts, else as [`Twin::predict`].
+    /// As [`Twin::predict`].
     pub fn predict_messages(
         &self,
         messages: &dyn Fn(u32) -> Vec<Message>,

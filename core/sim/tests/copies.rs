@@ -4,7 +4,7 @@ mod worlds;
 
 use hawser_plan::p2p::Message;
 use hawser_plan::{Collective, PlanConfig, Route};
-use hawser_sim::{Cluster, Options, SimError, Twin};
+use hawser_sim::{Cluster, Options, Prediction, SimError, Twin};
 use worlds::{cluster, predict_with};
 
 const MOVES: [Collective; 5] = [
@@ -153,9 +153,44 @@ fn communicators_side_by_side_have_words_of_their_own() {
     assert_eq!(pairs, alone);
 }
 
+/// Hosts of two GPUs and two NICs of 100 Gb/s each.
+fn hosts(count: u32) -> Cluster {
+    let host = "preset = \"hgx-h200\"\nranks = 2\nnics = 2\nnic_gbps = 100";
+    cluster(&format!("[[hosts]]\ncount = {count}\n{host}\n"))
+}
+
+/// Large calls take little longer than their busiest NIC at 12.5 GB/s.
 #[test]
-fn between_hosts_nothing_is_made_up() {
-    let cluster = cluster("2 hosts of hgx-h200");
-    let outcome = predict_with(&cluster, &settings(), Collective::AllGather, 64 << 20, &Options::default());
-    assert!(matches!(outcome, Err(SimError::NotSimulated(_))), "{outcome:?}");
+fn between_hosts_the_nics_are_the_limit() {
+    for count in [2, 3, 4] {
+        let (cluster, ranks) = (hosts(count), u64::from(2 * count));
+        for collective in MOVES {
+            for bytes in [1 << 10, 1 << 20, 256 << 20] {
+                let (decision, Prediction { us, busiest, .. }) =
+                    predict_with(&cluster, &settings(), collective, bytes, &Options::default()).unwrap();
+                assert_eq!(decision.route, Route::COPY_ENGINE, "{decision}");
+                // Both ranks of a host share nothing: its broadcast enters by one NIC.
+                let blocks = if collective == Collective::Broadcast { ranks } else { ranks - 2 };
+                let least = (bytes / ranks * blocks) as f64 / 12.5e3;
+                println!("{count} hosts, {collective:?} of {bytes} bytes: {us:.1} of {least:.1} µs");
+                assert!(busiest.is_some_and(|(_, share)| share < 1.0001), "{busiest:?}");
+                // Of operations that overlap it is the time from one end to the next, on whichever rank.
+                assert!(us > 0.97 * least, "{collective:?}");
+                assert!(bytes < 256 << 20 || us < 1.15 * least, "{collective:?}");
+            }
+        }
+    }
+}
+
+/// The ring of messages over hosts: every slot that is filled is emptied, in each of several operations.
+#[test]
+fn messages_go_from_host_to_host() {
+    let cluster = hosts(2);
+    let ring = |rank: u32| {
+        let of = |peer, send| Message { peer, send, addr: 1 << 20, bytes: 64 << 20 };
+        vec![of((rank + 1) % 4, true), of((rank + 3) % 4, false)]
+    };
+    let outcome = Twin::new(&cluster).predict_messages(&ring, false, &settings(), &Options::default());
+    let (us, least) = (outcome.unwrap().us, f64::from(64 << 20) / 12.5e3);
+    assert!((1.0..1.15).contains(&(us / least)), "{us} of {least} µs");
 }

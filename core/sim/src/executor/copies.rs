@@ -1,27 +1,27 @@
 //! The executor of copy engines: streams of each rank that wait for words, copy, set words, and combine.
 //!
 //! The commands are those that the real executor puts out ([`Emitter`]), with addresses that say whose memory
-//! they are in. Between processes each transfer goes straight from user buffer to user buffer, pushed by its
+//! they are in. Between processes of a host each transfer goes straight from user buffer to user buffer, pushed by its
 //! sender, as where receivers are called in time; in one process it goes through staging, as the library does
-//! unless it is told otherwise.
+//! unless it is told otherwise. Between hosts it goes through slots that the network carries ([`super::slots`]).
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use hawser_kernels_abi::Step;
-use hawser_plan::executor::copy_engine::inter_node::InterNodeEnds;
+use hawser_plan::executor::copy_engine::inter_node::{End, InterNodeEnds};
 use hawser_plan::executor::copy_engine::{
-    Bases, Command, Counters, Emitter, Leg, READ_GBS, STREAMS, Staging, Way, What,
+    Bases, Command, Counters, DEPTH, Emitter, Leg, READ_GBS, STREAMS, Staging, Way, What,
 };
 use hawser_plan::executor::launch::{LaunchPlan, device_op};
 use hawser_plan::executor::{self, Decided, Plan, interpreter};
-use hawser_plan::link_constants::Path;
 use hawser_plan::p2p::{self, Message};
 use hawser_plan::{Call, Decision, PlanConfig, Topology, algo};
 use hawser_types::{Link, Route};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::run::{self, Engine, World};
+use super::slots::{self, Move, Slots};
 use super::{Outcome, Scene, launch};
 use crate::engine::flows::Ending;
 use crate::engine::{Events, Flows, Time};
@@ -52,8 +52,19 @@ enum Event {
     Act(u32),
     /// A stream is through with its command.
     Over(u32),
-    /// A copy arrives, unless it has become slower.
+    /// A copy or a message arrives, unless it has become slower.
     Flow(Ending),
+    /// A slot between hosts goes on.
+    Slot(Move),
+}
+
+/// The owner of a flow.
+#[derive(Debug, Clone, Copy)]
+enum Owner {
+    /// The stream that copies.
+    Stream(u32),
+    /// The slot whose message it is.
+    Slot(slots::Key),
 }
 
 /// The commands of a stream.
@@ -82,8 +93,9 @@ struct Engines<'a> {
     /// Words that are set, and the streams that wait for others.
     set: FxHashSet<Word>,
     waiting: FxHashMap<Word, u32>,
-    /// By flow: the stream that copies.
-    owners: Vec<u32>,
+    /// By flow.
+    owners: Vec<Owner>,
+    slots: Slots,
     way: links::Way,
     events: Events<Event>,
     flows: Flows,
@@ -102,22 +114,20 @@ struct Launch {
     bases: Bases,
     /// Transfers that go straight, and their ways.
     legs: Vec<(Leg, Way)>,
+    /// The slots that it shares with ranks of other hosts.
+    ends: Arc<InterNodeEnds>,
 }
 
 /// Runs a call of copy engines.
 ///
 /// # Errors
-/// `NotSimulated` between hosts, `Stuck` for streams that wait in a circle, `Interrupted` if the caller asked
-/// to stop.
+/// `Stuck` for streams that wait in a circle, `Interrupted` if the caller asked to stop.
 pub fn run(
     call: &Call,
     decision: &Decision,
     (topology, timed, config): (&Topology, &Topology, &PlanConfig),
     scene: Scene<'_>,
 ) -> Result<Outcome> {
-    if topology.hosts() > 1 {
-        return Err(SimError::NotSimulated(format!("{decision} between hosts")));
-    }
     let of_member = |member| {
         let rank = scene.members.rank(member);
         let launch = Launch::of_call(call, decision, rank, (topology, config))?;
@@ -136,9 +146,6 @@ pub fn run_messages(
     (topology, timed, config): (&Topology, &Topology, &PlanConfig),
     scene: Scene<'_>,
 ) -> Result<Outcome> {
-    if topology.hosts() > 1 {
-        return Err(SimError::NotSimulated("messages by copy engines between hosts".into()));
-    }
     let of_member = |member| {
         let rank = scene.members.rank(member);
         let placed = placed(rank, messages(rank));
@@ -158,7 +165,7 @@ fn carry_out(
     if !topology.direct {
         meet(&mut launches, scene.members.each);
     }
-    let mut engines = Engines::new(launches, timed.constants.path(Route::COPY_ENGINE), scene);
+    let mut engines = Engines::new(launches, timed, scene);
     engines.weight = if topology.link == Link::NvLink { NVLINK_WEIGHT } else { 1.0 };
     for (member, start) in (0..scene.members.count()).zip(scene.starts) {
         engines.events.add(*start + engines.launch_time(member), Event::Begin(member));
@@ -225,13 +232,33 @@ impl Launch {
         (topology, config): (&Topology, &PlanConfig),
     ) -> Self {
         let (places, local) = topology.places();
-        let staging = (0..topology.size()).map(|rank| memory(rank) + STAGING).collect();
+        let host = |rank: u32| topology.ranks[rank as usize].host;
+        let start = |peer: u32| if host(peer) == host(rank) { memory(peer) + STAGING } else { 0 };
+        let staging = (0..topology.size()).map(start).collect();
+        let mut ends = InterNodeEnds::default();
+        for step in &steps {
+            let sends = step.send[..usize::from(step.n_send)].iter().map(|peer| (u32::from(*peer), true));
+            let recvs = step.recv[..usize::from(step.n_recv)].iter().map(|peer| (u32::from(*peer), false));
+            for (peer, send) in sends.chain(recvs).filter(|(peer, _)| host(*peer) != host(rank)) {
+                ends.add(peer, send, slots::end(memory(rank), peer, send));
+            }
+        }
         let bases = Bases { rank, staging, places, layout: Staging::new(local, config) };
-        Self { plan, steps, bases, legs: Vec::new() }
+        Self { plan, steps, bases, legs: Vec::new(), ends: Arc::new(ends) }
     }
 
     fn emitter(&self) -> Emitter<'_> {
-        Emitter::new(&self.plan, &self.steps, &self.bases, Arc::new(InterNodeEnds::default()))
+        Emitter::new(&self.plan, &self.steps, &self.bases, self.ends.clone())
+    }
+
+    /// The way of a transfer that both ends have come to.
+    fn way_of(&self, leg: &Leg) -> Way {
+        if self.bases.staging[leg.peer as usize] == 0 { Way::Staged } else { Way::First }
+    }
+
+    /// The ends of what it sends to other hosts.
+    fn sends_to_other_hosts(&self) -> impl Iterator<Item = End> {
+        self.ends.all().filter(|(_, send, _)| *send).map(|(_, _, end)| end)
     }
 
     /// The commands of one operation.
@@ -253,15 +280,17 @@ fn meet(launches: &mut [Vec<Launch>], each: u32) {
     let first_of = |member: usize| member as u32 - member as u32 % each;
     for (member, list) in launches.iter_mut().enumerate() {
         for launch in list {
-            launch.legs = launch.emitter().legs().into_iter().map(|leg| (leg, Way::First)).collect();
-            for (leg, _) in launch.legs.iter().filter(|(leg, _)| !leg.send) {
+            let legs = launch.emitter().legs();
+            launch.legs = legs.into_iter().map(|leg| (leg, launch.way_of(&leg))).collect();
+            for (leg, _) in launch.legs.iter().filter(|(leg, way)| !leg.send && *way == Way::First) {
                 let pair = (first_of(member) + leg.peer, member as u32);
                 receivers.entry(pair).or_default().push_back(*leg);
             }
         }
     }
     for (member, list) in launches.iter_mut().enumerate() {
-        for (leg, way) in list.iter_mut().flat_map(|launch| &mut launch.legs).filter(|(leg, _)| leg.send) {
+        let legs = list.iter_mut().flat_map(|launch| &mut launch.legs);
+        for (leg, way) in legs.filter(|(leg, way)| leg.send && *way == Way::First) {
             let pair = (member as u32, first_of(member) + leg.peer);
             let end = receivers.get_mut(&pair).and_then(VecDeque::pop_front);
             *way = end.map_or(Way::Staged, |end| Way::Second { addr: end.addr, bytes: end.bytes });
@@ -270,13 +299,17 @@ fn meet(launches: &mut [Vec<Launch>], each: u32) {
 }
 
 impl<'a> Engines<'a> {
-    fn new(launches: Vec<Vec<Launch>>, path: &Path, scene: Scene<'a>) -> Self {
+    fn new(launches: Vec<Vec<Launch>>, timed: &Topology, scene: Scene<'a>) -> Self {
+        let path = timed.constants.path(Route::COPY_ENGINE);
         let mut set = FxHashSet::default();
         for (member, list) in (0..).zip(&launches) {
             let Some(Launch { bases: Bases { rank, layout, .. }, .. }) = list.first() else { continue };
             let (at, bytes) = layout.free_words();
             let words = (0..bytes).step_by(WORD_BYTES).map(|word| memory(*rank) + STAGING + at + word);
             set.extend(words.map(|addr| (member / scene.members.each, addr)));
+            for end in list.iter().flat_map(|launch| launch.sends_to_other_hosts()) {
+                set.extend((0..DEPTH).map(|slot| (member / scene.members.each, end.ready(slot))));
+            }
         }
         let count = launches.len();
         Self {
@@ -290,6 +323,7 @@ impl<'a> Engines<'a> {
             set,
             waiting: FxHashMap::default(),
             owners: Vec::new(),
+            slots: Slots::new(count as u32, &timed.constants),
             way: links::Way::default(),
             events: Events::default(),
             flows: Flows::new(scene.links.capacities()),
@@ -341,13 +375,13 @@ impl<'a> Engines<'a> {
         let now = self.events.now();
         match what {
             What::Await { .. } => self.over(queue),
-            What::Set { addr } | What::Tell { addr, .. } => {
-                let word = (self.communicator(queue / STREAMS), addr);
-                self.set.insert(word);
+            What::Set { addr } => {
                 self.over(queue);
-                if let Some(other) = self.waiting.remove(&word) {
-                    self.go_on(other);
-                }
+                self.set((self.communicator(queue / STREAMS), addr));
+            }
+            What::Tell { addr, value } => {
+                self.over(queue);
+                self.tell(queue / STREAMS, addr, value - 1);
             }
             What::Copy { dst, src, bytes, .. } => self.copy(queue, (src, dst), bytes),
             What::Reduce(reduce) => {
@@ -358,10 +392,87 @@ impl<'a> Engines<'a> {
         }
     }
 
+    /// A word is set: who waits for it goes on.
+    fn set(&mut self, word: Word) {
+        self.set.insert(word);
+        if let Some(other) = self.waiting.remove(&word) {
+            self.go_on(other);
+        }
+    }
+
+    /// A stream of a member tells the proxy of a slot that it has filled or emptied.
+    fn tell(&mut self, member: u32, addr: u64, bytes: u32) {
+        let (now, first) = (self.events.now(), self.scene.members.first(member));
+        let Some((key, sends)) = Slots::told_at(addr, member, first) else { return };
+        let operation = self.operations[member as usize] + 1;
+        if sends {
+            let at = self.slots.fill(key, bytes.into(), operation, now);
+            self.events.add(at, Event::Slot(Move::Sent(key)));
+        } else if let Some(bytes) = self.slots.emptied(key) {
+            self.send(key, bytes);
+        }
+    }
+
+    /// A slot goes on on its way.
+    fn slot(&mut self, step: Move) {
+        let now = self.events.now();
+        match step {
+            Move::Sent(key) => {
+                if let Some(bytes) = self.slots.sent(key) {
+                    self.send(key, bytes);
+                }
+            }
+            Move::Received(key) => {
+                let operation = self.operations[key.1 as usize] + 1;
+                let at = self.slots.received(key, operation, now);
+                self.events.add(at, Event::Slot(Move::Taken(key)));
+            }
+            Move::Taken((from, to, slot)) => self.give_back((to, from, false), slot),
+        }
+    }
+
+    /// The message of a slot goes on the wire.
+    fn send(&mut self, key: slots::Key, bytes: u64) {
+        let ((from, to, slot), members) = (key, self.scene.members);
+        self.scene.links.far_by_slots(members.of(from), members.of(to), slot, &mut self.way);
+        let now = self.events.now();
+        let id = self.flows.begin(now, bytes as f64, f64::INFINITY, self.way.hops());
+        self.own(id, Owner::Slot(key));
+    }
+
+    /// The message of a slot has left the wire: the slot of its sender is free.
+    fn left(&mut self, key: slots::Key) {
+        let (from, to, slot) = key;
+        let at = self.slots.left(self.events.now());
+        self.events.add(at, Event::Slot(Move::Received(key)));
+        self.give_back((from, to, true), slot);
+    }
+
+    /// The proxy sets the word of a member's end of a slot: it is free to fill, or full.
+    fn give_back(&mut self, (member, peer, send): (u32, u32, bool), slot: u32) {
+        let members = self.scene.members;
+        let end = slots::end(memory(members.rank(member)), members.rank(peer), send);
+        self.set((self.communicator(member), end.ready(slot)));
+    }
+
+    fn own(&mut self, flow: u32, owner: Owner) {
+        if self.owners.len() <= flow as usize {
+            self.owners.resize(flow as usize + 1, owner);
+        }
+        self.owners[flow as usize] = owner;
+    }
+
     /// A stream copies: within its GPU, or over the links.
     fn copy(&mut self, queue: u32, (src, dst): (u64, u64), bytes: u64) {
         let (now, members) = (self.events.now(), self.scene.members);
         let (from, to) = (owner(src), owner(dst));
+        let rank = members.of(queue / STREAMS);
+        let is_slot = from == to && (slots::is_slot(src) || slots::is_slot(dst));
+        if is_slot && self.scene.links.to_slot(rank, slots::is_slot(dst), &mut self.way) {
+            let id = self.flows.begin(now, bytes as f64, f64::INFINITY, self.way.hops());
+            self.own(id, Owner::Stream(queue));
+            return;
+        }
         if from == to || bytes == 0 {
             let us = bytes as f64 / (LOCAL_GBS * 1e3);
             self.events.add(now + Time::from_us(us), Event::Over(queue));
@@ -371,10 +482,7 @@ impl<'a> Engines<'a> {
         let (from, to) = (members.of(first + from), members.of(first + to));
         self.scene.links.near((from, self.scene.buffers), &[to], self.weight, &mut self.way);
         let id = self.flows.begin(now, bytes as f64, f64::INFINITY, self.way.hops());
-        if self.owners.len() <= id as usize {
-            self.owners.resize(id as usize + 1, 0);
-        }
-        self.owners[id as usize] = queue;
+        self.own(id, Owner::Stream(queue));
     }
 
     /// A stream is through with its command.
@@ -435,8 +543,12 @@ impl<'a> World<'a> for Engines<'a> {
             Event::Over(queue) => self.over(queue),
             Event::Flow(ending) => {
                 self.flows.end(ending.flow);
-                self.over(self.owners[ending.flow as usize]);
+                match self.owners[ending.flow as usize] {
+                    Owner::Stream(queue) => self.over(queue),
+                    Owner::Slot(key) => self.left(key),
+                }
             }
+            Event::Slot(step) => self.slot(step),
         }
     }
 }

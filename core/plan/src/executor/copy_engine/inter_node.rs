@@ -71,6 +71,11 @@ impl InterNodeEnds {
         self.ends.insert((peer, send), end);
     }
 
+    /// The ends: the other rank, whether this one sends, and the end.
+    pub fn all(&self) -> impl Iterator<Item = (u32, bool, End)> {
+        self.ends.iter().map(|((peer, send), end)| (*peer, *send, *end))
+    }
+
     /// An end, if it exists.
     pub fn end(&self, peer: u32, send: bool) -> Option<&End> {
         self.ends.get(&(peer, send))

@@ -8,7 +8,7 @@ mod load;
 mod machine;
 mod names;
 mod processors;
-mod proxy;
+pub(super) mod proxy;
 
 pub use load::Programs;
 pub use machine::run;
