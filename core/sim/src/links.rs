@@ -280,6 +280,12 @@ impl<'a> Links<'a> {
         self.over_network((from, to), lane, false, way);
     }
 
+    /// Bytes per picosecond of a connection between two ranks of different hosts at most.
+    pub fn of_connection(&self, from: u32, to: u32) -> f64 {
+        let of_host = |rank| self.cluster.host(self.host_of(rank)).connection_gbps;
+        of_host(from).min(of_host(to)) / 8.0 * 1e-3
+    }
+
     /// The way of data from a slot of copy engines, which lies in the memory of the host, to one of another
     /// host.
     pub fn far_by_slots(&self, from: u32, to: u32, lane: u32, way: &mut Way) {

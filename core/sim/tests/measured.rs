@@ -29,6 +29,8 @@ struct Table {
     worlds: Vec<Cluster>,
     points: Vec<Point>,
     free: &'static [&'static str],
+    /// Copy engines move the data.
+    by_copies: bool,
 }
 
 fn read(file: &str) -> String {
@@ -56,7 +58,13 @@ fn nvlink(name: &'static str, file: &str, ranks: u32, one_process: bool) -> Tabl
         let (collective, bytes) = (collective(row["op"].as_str()?)?, row["bytes"].as_u64()?);
         Some(Point { world: 0, collective, bytes, us: median(times.collect()), way: None })
     });
-    Table { name, points: points.collect(), worlds: vec![world], free: &["link.", "fused."] }
+    Table {
+        name,
+        points: points.collect(),
+        worlds: vec![world],
+        free: &["link.", "fused."],
+        by_copies: false,
+    }
 }
 
 /// A table of `bench/latency.py`: hosts of one GPU each, which share one machine.
@@ -78,7 +86,30 @@ fn between_hosts() -> Table {
     });
     let points = points.filter(|point| point.bytes > 0).collect();
     let free = &["net.", "interpreter.Simple.fixed_us", "interpreter.Simple.block_gbs"];
-    Table { name: "hosts of one H200, TCP", points, worlds: counts.map(world).into(), free }
+    Table { name: "hosts of one H200, TCP", points, worlds: counts.map(world).into(), free, by_copies: false }
+}
+
+/// Two hosts of one GPU each, whose copy engines fill and empty slots.
+fn copies_between_hosts() -> Table {
+    let world = cluster(
+        "[[hosts]]\ncount = 2\npreset = \"hgx-h200\"\nranks = 1\nnics = 1\npcie_switches = 1\n\
+         nic_gbps = 100\nconnection_gbps = 40\ngpu_direct = false\n",
+    );
+    let text = read("2026-11-28-copies-between-hosts.txt");
+    let points = text.lines().filter_map(|line| {
+        let words: Vec<&str> = line.split(['(', ')']).flat_map(str::split_whitespace).collect();
+        let [name, bytes, _, _, "to", _, us, ..] = words[..] else { return None };
+        let (collective, bytes) = (collective(name)?, bytes.parse().ok()?);
+        Some(Point { world: 0, collective, bytes, us: us.parse().ok()?, way: None })
+    });
+    let (points, worlds) = (points.collect(), vec![world]);
+    Table {
+        name: "copies of two hosts, TCP",
+        points,
+        worlds,
+        free: &["net.", "copy_engine."],
+        by_copies: true,
+    }
 }
 
 /// A table of `bench/host_latency.py`: processes of the host device, which share two processors.
@@ -100,7 +131,8 @@ fn host_device() -> Table {
         }
     });
     let (points, worlds) = (points.collect(), counts.map(world).into());
-    Table { name: "host device, shared memory", points, worlds, free: &["host.", "link."] }
+    let free = &["host.", "link."];
+    Table { name: "host device, shared memory", points, worlds, free, by_copies: false }
 }
 
 /// A table of `bench/ways.py`: threads of the host device that run several algorithms, on two processors.
@@ -127,6 +159,7 @@ fn ways_of_the_host_device() -> Table {
         points: points.collect(),
         worlds: [2, 4].map(world).into(),
         free: &["host.", "link."],
+        by_copies: false,
     }
 }
 
@@ -188,7 +221,9 @@ impl Table {
     /// Fits constants on every other point. Returns the median and the worst decile of the errors of those
     /// that were left out, as shares of the measured times, and prints them.
     fn errors(&self) -> (f64, f64) {
-        let configs: Vec<PlanConfig> = self.worlds.iter().map(|world| settings(&world.topology)).collect();
+        let config =
+            |world: &Cluster| PlanConfig { pass_sm: self.by_copies.into(), ..settings(&world.topology) };
+        let configs: Vec<PlanConfig> = self.worlds.iter().map(config).collect();
         let cases = self.cases(&configs);
         // Of every collective half of the sizes, and of every size half of the collectives.
         let mut sizes: Vec<u64> = cases.iter().map(|case| case.point.bytes).collect();
@@ -246,6 +281,8 @@ fn predictions_come_near_what_was_measured() {
         (nvlink("4 H200, NVLink", "2026-11-22-4xH200-nvlink.json", 4, false), (0.05, 0.15)),
         (nvlink("2 H100, NVLink", "2026-11-25-2xH100-nvlink.json", 2, true), (0.10, 0.28)),
         (between_hosts(), (0.09, 0.32)),
+        // Over TCP one connection has a processor, so a message of a slot is slower than all of them.
+        (copies_between_hosts(), (0.16, 0.40)),
         (host_device(), (0.12, 0.25)),
         (ways_of_the_host_device(), (0.11, 0.26)),
     ];

@@ -63,6 +63,8 @@ pub struct HostsFile {
     pub nics: Option<u32>,
     /// Gb/s of a NIC, each way.
     pub nic_gbps: Option<f64>,
+    /// Gb/s of one connection at most, each way; those of a NIC if left out.
+    pub connection_gbps: Option<f64>,
     /// True if NICs read and write the memory of GPUs.
     pub gpu_direct: Option<bool>,
 }
@@ -155,6 +157,7 @@ impl HostsFile {
             multiprocessors: own.multiprocessors.or(below.multiprocessors),
             nics: own.nics.or(below.nics),
             nic_gbps: own.nic_gbps.or(below.nic_gbps),
+            connection_gbps: own.connection_gbps.or(below.connection_gbps),
             gpu_direct: own.gpu_direct.or(below.gpu_direct),
         }
     }

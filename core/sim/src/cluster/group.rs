@@ -51,6 +51,9 @@ impl Group {
             multiprocessors: multiprocessors(file, preset, device)?,
             nics: parts("nics", file.nics.unwrap_or(preset.nics), 1)?,
             nic_gbps: speed("nic_gbps", file.nic_gbps.unwrap_or(preset.nic_gbps))?,
+            connection_gbps: file
+                .connection_gbps
+                .map_or(Ok(f64::INFINITY), |gbps| speed("connection_gbps", gbps))?,
             gpu_direct: file.gpu_direct.unwrap_or(preset.gpu_direct),
         };
         let count = file.count.unwrap_or(1);

@@ -45,6 +45,9 @@ pub struct Host {
     pub nics: u32,
     /// Gb/s of a NIC, each way.
     pub nic_gbps: f64,
+    /// Gb/s of one connection at most: over TCP a processor moves its bytes. Infinite where nothing but the
+    /// NIC limits it.
+    pub connection_gbps: f64,
     /// True if NICs read and write the memory of GPUs.
     pub gpu_direct: bool,
 }
@@ -452,6 +455,7 @@ mod tests {
             ("[[hosts]]\ncount = 0", "0 hosts"),
             ("[[hosts]]\nnic_gbps = -1", "nic_gbps = -1"),
             ("[[hosts]]\nnic_gbps = nan", "nic_gbps = NaN"),
+            ("[[hosts]]\nconnection_gbps = 0", "connection_gbps = 0"),
             ("[[hosts]]\nlink = \"nvlink\"", "leave link out"),
             ("[[hosts]]\ndevice = \"tpu\"", "device = \"tpu\""),
             ("[[hosts]]\npreset = \"cpu\"\n[[hosts]]\npreset = \"hgx-h200\"", "some hosts have GPUs"),

@@ -434,9 +434,10 @@ impl<'a> Engines<'a> {
     /// The message of a slot goes on the wire.
     fn send(&mut self, key: slots::Key, bytes: u64) {
         let ((from, to, slot), members) = (key, self.scene.members);
-        self.scene.links.far_by_slots(members.of(from), members.of(to), slot, &mut self.way);
-        let now = self.events.now();
-        let id = self.flows.begin(now, bytes as f64, f64::INFINITY, self.way.hops());
+        let (from, to, links) = (members.of(from), members.of(to), self.scene.links);
+        links.far_by_slots(from, to, slot, &mut self.way);
+        let (now, limit) = (self.events.now(), links.of_connection(from, to));
+        let id = self.flows.begin(now, bytes as f64, limit, self.way.hops());
         self.own(id, Owner::Slot(key));
     }
 

@@ -433,8 +433,8 @@ impl<'a> Machine<'a> {
         let members = self.scene.members;
         let (from, to) = (members.of(plan.from), members.of(plan.to));
         self.scene.links.far(from, to, plan.lane.into(), &mut self.way);
-        let flow =
-            self.flows.begin(self.events.now(), (bytes as f64).max(1.0), f64::INFINITY, self.way.hops());
+        let (bytes, limit) = ((bytes as f64).max(1.0), self.scene.links.of_connection(from, to));
+        let flow = self.flows.begin(self.events.now(), bytes, limit, self.way.hops());
         self.own(flow, Owner::Connection(connection));
     }
 
