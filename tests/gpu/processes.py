@@ -37,7 +37,8 @@ def free_memory():
     # In a process of its own: children are started from this one.
     code = """
 import ctypes
-driver, count, device, context = ctypes.CDLL("libcuda.so.1"), *(ctypes.c_int() for _ in "cd"), ctypes.c_void_p()
+driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+count, device = ctypes.c_int(), ctypes.c_int()
 free, total = ctypes.c_size_t(), ctypes.c_size_t()
 if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0:
     driver.cuDeviceGet(ctypes.byref(device), 0)

@@ -1,4 +1,4 @@
-"""One rank of a communicator: a process with CUDA's driver and a library, by ctypes, without any framework."""
+"""One rank of a communicator: a process with CUDA's driver and a library, by ctypes, without a framework."""
 
 import ctypes
 import os

@@ -1,9 +1,10 @@
 //! The executor of copy engines: streams of each rank that wait for words, copy, set words, and combine.
 //!
 //! The commands are those that the real executor puts out ([`Emitter`]), with addresses that say whose memory
-//! they are in. Between processes of a host each transfer goes straight from user buffer to user buffer, pushed by its
-//! sender, as where receivers are called in time; in one process it goes through staging, as the library does
-//! unless it is told otherwise. Between hosts it goes through slots that the network carries ([`super::slots`]).
+//! they are in. Between processes of a host each transfer goes straight from user buffer to user buffer,
+//! pushed by its sender, as where receivers are called in time; in one process it goes through staging, as
+//! the library does unless it is told otherwise. Between hosts it goes through slots that the network carries
+//! (`slots`).
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! Simulated executors: what runs the plans of the real ones.
 //!
 //! [`steps`] stands for all that follow the steps of a program (the interpreter, and the host's threads),
-//! [`exchange`] for fused kernels, [`copies`] for copy engines (between hosts with `slots`). Each takes what the real executor compiles;
-//! the loop of a run is in `run`.
+//! [`exchange`] for fused kernels, [`copies`] for copy engines (between hosts with `slots`). Each takes what
+//! the real executor compiles; the loop of a run is in `run`.
 
 pub mod copies;
 pub mod exchange;

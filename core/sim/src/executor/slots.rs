@@ -1,4 +1,4 @@
-//! What copy engines exchange between hosts: slots that streams fill and empty, and the network in between.
+//! The way of copy engines between hosts: slots that streams fill and empty, and the network in between.
 //!
 //! A slot of the sender becomes the same slot of the receiver. The sender's stream tells its proxy that it
 //! has filled one; the message goes once the receiver's stream has emptied the slot at the other end, and
