@@ -4,7 +4,7 @@
 Every collective in several partitions, which a producing stream fills and marks in a random order on each
 rank, while a consuming stream copies what has arrived out of the output; the input holds garbage until it is
 filled. Then the same in a CUDA graph that is replayed with new data. Plain and with NCCL_PASS_SM=1 (a process
-each), which is refused where ranks share a GPU; a thread for each rank. With `--gemm` also the time of a GEMM
+each). Where ranks share a GPU there are no graphs, and NCCL_PASS_SM=1 is refused. A thread for each rank. With `--gemm` also the time of a GEMM
 and a reduce-scatter, one after the other and in eight parts. Needs PyTorch and a GPU, or `--host` with numpy
 and ml_dtypes (no graphs there); says so and ends with 0 otherwise. The exit code is 1 if something is
 wrong."""
@@ -121,6 +121,8 @@ class Trial:
         if self.layer is None:
             return {"skipped": reason}
         self.ranks = max(2, self.options.ranks or self.layer.default_ranks())
+        # Ranks are threads of this process, so their graphs, and copy engines, could wait for each other.
+        self.shares_gpus = not self.layer.on_host and program.count_gpus() < self.ranks
         self.watchdog = nccl.Watchdog(120)
         # Where ranks share a GPU, nobody may load kernels or make graphs while another rank waits for it.
         self.barrier = threading.Barrier(self.ranks, timeout=100)
@@ -152,7 +154,8 @@ class Trial:
                 self.watchdog.step(lambda: "GEMM and reduce-scatter")
                 self.times |= Gemm(self, rank).run()
         except nccl.NcclError as error:
-            is_meant = "ranks of one process share a GPU" in error.text and self.shares_gpus()
+            is_meant = "ranks of one process share a GPU" in error.text and self.pass_sm == "1"
+            is_meant = is_meant and self.shares_gpus
             self.refused = "refused, since ranks share a GPU"
             if not is_meant:
                 self.fail(rank, error)
@@ -163,9 +166,6 @@ class Trial:
         """Ends the process: the other ranks would wait for this one."""
         print(f"rank {rank}: {error}", flush=True)
         os._exit(1)
-
-    def shares_gpus(self):
-        return self.pass_sm == "1" and not self.layer.on_host and program.count_gpus() < self.ranks
 
 
 class RankTrial:
@@ -197,7 +197,7 @@ class RankTrial:
             self.fill_source(number)
             self.round()
             self.check(number, f"round {number}")
-        if not self.layer.on_host:
+        if not self.layer.on_host and not self.trial.shares_gpus:
             [graph] = self.layer.capture([(self.rank, self.main)], self.captured)
             self.trial.barrier.wait()
             for number in range(ROUNDS, ROUNDS + REPLAYS):

@@ -100,8 +100,8 @@ ncclResult_t hawserLastDecision(ncclComm_t comm, hawserDecision_t *decision, cha
  *
  * Buffers stay the same for all rounds. What uses the output of a round has to be ordered before the next Start, as has what fills the
  * input after it. The collective has a communicator of its own, so calls on comm do not wait for partitions. No call may stand in a
- * group; Init needs a thread for each rank. A round may be captured in a CUDA graph, with Start and Finish on the capturing stream;
- * the object must outlive the graph. On the host device Wait and Finish wait by themselves. */
+ * group; Init needs a thread for each rank. A round may be captured in a CUDA graph, with Start and Finish on the capturing stream,
+ * unless ranks of one process share a GPU; the object must outlive the graph. On the host device Wait and Finish wait by themselves. */
 typedef struct hawserPartitioned *hawserPartitioned_t;
 
 typedef struct {

@@ -69,6 +69,11 @@ trait Carrier: Send + Sync {
     /// Makes and loads what rounds need, once all ranks have the collective. Waits for them.
     fn rehearse(&self) -> Result<()>;
 
+    /// Refuses a round that might never end, before it begins.
+    fn refuse_round(&self, _stream: Stream) -> Result<()> {
+        Ok(())
+    }
+
     /// Begins a round: no partition is ready or has arrived.
     fn start(&self, stream: Stream) -> Result<()>;
 
@@ -158,7 +163,8 @@ impl Partitioned {
     /// before has to be finished, and what uses its output has to be on its way before.
     ///
     /// # Errors
-    /// `InvalidUsage` in a group or in the middle of a round; why the communicator has failed.
+    /// `InvalidUsage` in a group, in the middle of a round, or in a capture where ranks of one process share a
+    /// GPU; why the communicator has failed.
     pub fn start(&self, stream: Stream) -> Result<()> {
         refuse_group("hawserPartitionedStart")?;
         self.child.check_ready()?;
@@ -166,6 +172,7 @@ impl Partitioned {
         if round.is_open {
             return Err(self.usage("the round before is not finished", "call hawserPartitionedFinish first"));
         }
+        self.carrier.refuse_round(stream)?;
         // Also where it fails: streams may wait for partitions already, and only an abort ends that.
         round.is_open = true;
         round.marked.fill(false);

@@ -48,6 +48,8 @@ pub struct OnStreams {
     words: Memory,
     /// The memory of the rehearsal, until it is over.
     scratch: Mutex<Option<Memory>>,
+    /// Ranks of one process share the GPU.
+    shares_queues: bool,
 }
 
 /// The times at which the last round began and its partitions were ready; nothing of a round that is
@@ -102,7 +104,21 @@ impl OnStreams {
         let round = Mutex::new(Round { waits_for_words: false, gone: 0, partitions });
         let (child, shape, marks) = (child.clone(), shape.clone(), Mutex::default());
         let are_words_used = AtomicBool::new(false);
-        Ok(Self { child, device, shape, ways, order, marks, are_words_used, round, stream, words, scratch })
+        let shares_queues = super::share_queues(&*child.state()?);
+        Ok(Self {
+            child,
+            device,
+            shape,
+            ways,
+            order,
+            marks,
+            are_words_used,
+            round,
+            stream,
+            words,
+            scratch,
+            shares_queues,
+        })
     }
 
     fn ready_word(&self, partition: usize) -> u64 {
@@ -125,8 +141,11 @@ impl OnStreams {
 
     /// The moment when what is on a stream is over; None in a capture.
     fn moment(&self, stream: Stream) -> Result<Option<Moment>> {
-        let is_captured = self.device.stream_state(stream)?.capture.is_some();
-        if is_captured { Ok(None) } else { self.device.moment(stream).map(Some) }
+        if self.is_captured(stream)? { Ok(None) } else { self.device.moment(stream).map(Some) }
+    }
+
+    fn is_captured(&self, stream: Stream) -> Result<bool> {
+        Ok(self.device.stream_state(stream)?.capture.is_some())
     }
 
     /// Puts all partitions of a round on the stream of this collective, each behind its word.
@@ -178,6 +197,18 @@ impl Carrier for OnStreams {
             self.child.state()?.bootstrap.all_gather(&[], &wait)?;
         }
         Ok(())
+    }
+
+    /// Graphs, where ranks of one process share a GPU: what one graph waits for may lie behind a wait of
+    /// another, since the driver gives their branches a few queues of the process.
+    fn refuse_round(&self, stream: Stream) -> Result<()> {
+        let _context = self.device.enter()?;
+        if !self.shares_queues || !self.is_captured(stream)? {
+            return Ok(());
+        }
+        let text = "hawserPartitionedStart in a capture: ranks of one process share a GPU, whose graphs could \
+                    wait for each other";
+        Err(Error::invalid_usage(text).remedy("let each rank be a process, or start rounds without a graph"))
     }
 
     fn start(&self, stream: Stream) -> Result<()> {

@@ -72,6 +72,41 @@ fn a_partition_of_blocks_is_one_launch_where_kernels_serve_it() {
     });
 }
 
+/// Graphs of ranks that share a GPU and its queues may wait for each other there.
+#[test]
+fn rounds_are_captured_where_ranks_share_no_queues() {
+    let env =
+        [("NCCL_SOCKET_IFNAME", "lo"), ("HAWSER_RUNTIME_DIR", "none"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")];
+    let name = "rounds_are_captured_where_ranks_share_no_queues";
+    with_fake_kernels(module_path!(), name, &env, || {
+        /// A stream that the stand-in takes for one in a capture.
+        const CAPTURED: Stream = Stream(0x101);
+        for (gpus, is_refused) in [([0, 1], false), ([0, 0], true)] {
+            let id = unique_id().unwrap();
+            let of_rank = move |rank: u32| {
+                let gpu = gpus[rank as usize];
+                let comm = Comm::init(&[id], 2, rank, gpu, Config::default()).unwrap();
+                let buffer = hawser_device::cuda::open(gpu).unwrap().alloc_as_user(8_000).unwrap();
+                let mut call =
+                    hawser_plan::Call::of_bytes(Collective::AllReduce, 4_000, DataType::Float32, 0, 2);
+                (call.input, call.output) = (buffer.addr, buffer.addr);
+                let shape =
+                    Shape { call, counts: vec![call.count], order: vec![], arrivals: 1, options: None };
+                let partitioned = Partitioned::init(&comm, shape).unwrap();
+                let refused = partitioned.start(CAPTURED).err();
+                assert_eq!(refused.is_some_and(|e| e.text.contains("share a GPU")), is_refused);
+                if is_refused {
+                    let stream = hawser_device::cuda::open(gpu).unwrap().stream().unwrap();
+                    partitioned.start(stream.stream).expect("no round was begun");
+                }
+                drop(partitioned);
+                let _ = comm.destroy();
+            };
+            std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || of_rank(rank))).map(drop));
+        }
+    });
+}
+
 /// Copy engines of ranks that share a GPU and its queues may wait for each other there; those of ranks with a
 /// GPU each do not.
 #[test]
