@@ -74,13 +74,6 @@ pub fn world(name: &str) -> Option<World> {
             let steps = vec![Step::Nap(0, 50_000), Step::Rules(0, 5), Step::Collective(broadcast(1))];
             of("ab", Conditions::default(), vec![act(steps, Some(leave))])
         }
-        "rules-beside-a-goodbye" => {
-            let leave = Leave { who: 1, after: 3, how: How::Destroy };
-            let (first, last) = (Collective::AllGather, Collective::Reduce);
-            let often = |collective, root| Step::Often(Drawn { collective, ..broadcast(root) }, 18);
-            let steps = vec![often(first, 0), Step::Rules(2, 14), often(last, 2)];
-            World { is_apart: true, ..of("abab", Conditions::default(), vec![act(steps, Some(leave))]) }
-        }
         "failure-in-a-child" => {
             let message = Message { from: 1, to: 0, bytes: 100 };
             let split = Step::Split(vec![0, 1, 1], vec![broadcast(1)]);
@@ -136,7 +129,7 @@ fn parting(name: &str) -> Option<World> {
     Some(of("ab", conditions, vec![act(steps, leave)]))
 }
 
-/// The world of a case in which a rank aborts.
+/// The world of a case in which a rank aborts, or leaves, amid what others do.
 fn abort(name: &str) -> Option<World> {
     Some(match name {
         "buffer-of-one-who-aborted" => {
@@ -157,6 +150,13 @@ fn abort(name: &str) -> Option<World> {
             let first = Act { then: Then::Grow, ..act(Vec::new(), None) };
             let second = act(steps, Some(leave));
             World { sm_free: true, ..of("aaab", Conditions::default(), vec![first, second]) }
+        }
+        "rules-beside-a-goodbye" => {
+            let leave = Leave { who: 1, after: 3, how: How::Destroy };
+            let (first, last) = (Collective::AllGather, Collective::Reduce);
+            let often = |collective, root| Step::Often(Drawn { collective, ..broadcast(root) }, 18);
+            let steps = vec![often(first, 0), Step::Rules(2, 14), often(last, 2)];
+            World { is_apart: true, ..of("abab", Conditions::default(), vec![act(steps, Some(leave))]) }
         }
         "abort-amid-a-change-of-rules" => {
             let leave = Leave { who: 2, after: 1, how: How::Abort };

@@ -163,8 +163,8 @@ impl Partitioned {
     /// before has to be finished, and what uses its output has to be on its way before.
     ///
     /// # Errors
-    /// `InvalidUsage` in a group, in the middle of a round, or in a capture where ranks of one process share a
-    /// GPU; why the communicator has failed.
+    /// `InvalidUsage` in a group, in the middle of a round, or in a capture where ranks of one process share
+    /// a GPU; why the communicator has failed.
     pub fn start(&self, stream: Stream) -> Result<()> {
         refuse_group("hawserPartitionedStart")?;
         self.child.check_ready()?;

@@ -206,9 +206,10 @@ impl Carrier for OnStreams {
         if !self.shares_queues || !self.is_captured(stream)? {
             return Ok(());
         }
-        let text = "hawserPartitionedStart in a capture: ranks of one process share a GPU, whose graphs could \
-                    wait for each other";
-        Err(Error::invalid_usage(text).remedy("let each rank be a process, or start rounds without a graph"))
+        let text = "hawserPartitionedStart in a capture: ranks of one process share a GPU, where graphs of \
+                    both could wait for each other";
+        let remedy = "let each rank be a process, or start rounds without a graph";
+        Err(Error::invalid_usage(text).remedy(remedy))
     }
 
     fn start(&self, stream: Stream) -> Result<()> {
