@@ -401,15 +401,17 @@ fn make_folder(folder: &Path) -> Result<()> {
     same_user::check_folder(folder)
 }
 
-/// Removes sockets of processes that have ended without doing so: nobody listens there.
+/// Removes sockets of processes that have ended without doing so: nobody listens there, or a forked child
+/// holds it open, which answers nobody.
 fn sweep(folder: &Path) {
-    let left = sockets_in(folder, "rules").into_iter().filter(|path| is_refused(path).unwrap_or(false));
-    // One that nobody listens at yet refuses as well: here the process counts.
+    // One that nobody listens at yet refuses as well: for those the process alone counts.
     let prefix = prefix();
     let is_over = |path: &PathBuf| {
         let pid = path.file_stem().and_then(|stem| stem.to_str()?.strip_prefix(&prefix)?.parse().ok());
         pid.and_then(rustix::process::Pid::from_raw).is_some_and(has_ended)
     };
+    let rules = sockets_in(folder, "rules").into_iter();
+    let left = rules.filter(|path| is_over(path) || is_refused(path).unwrap_or(false));
     let unnamed = sockets_in(folder, "new").into_iter().filter(is_over);
     left.chain(unnamed).for_each(|path| drop(std::fs::remove_file(path)));
 }
@@ -420,8 +422,11 @@ fn has_ended(pid: rustix::process::Pid) -> bool {
         return true;
     }
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
-    matches!(state, Some('Z' | 'X'))
+    let fields: Vec<&str> =
+        stat.rsplit_once(") ").map_or_else(Vec::new, |(_, rest)| rest.split(' ').collect());
+    // A process whose first thread has ended goes on with the others.
+    let threads: usize = fields.get(17).and_then(|count| count.parse().ok()).unwrap_or(0);
+    matches!(fields.first(), Some(&"Z" | &"X")) && threads <= 1
 }
 
 /// True if nobody listens at a socket. It does not wait for one whose queue is full.
@@ -530,6 +535,8 @@ mod tests {
         // Nobody listens there any more.
         drop(UnixListener::bind(socket_of(&folder, 1)).unwrap());
         drop(UnixListener::bind(folder.join("7-2.rules")).unwrap());
+        // A forked child of an ended process listens there.
+        let held = UnixListener::bind(socket_of(&folder, i32::MAX as u32 - 1)).unwrap();
         std::fs::write(folder.join("other"), "").unwrap();
         let beginning = [std::process::id(), i32::MAX as u32].map(|pid| {
             let path = socket_of(&folder, pid).with_extension("new");
@@ -540,6 +547,7 @@ mod tests {
         assert_eq!(beginning.map(|path| path.exists()), [true, false]);
         assert_eq!(processes_in(&folder), [std::process::id()]);
         assert!(folder.join("7-1.rules").exists() && !folder.join("7-2.rules").exists());
+        drop(held);
         std::fs::remove_dir_all(folder).unwrap();
     }
 }
