@@ -54,8 +54,8 @@ fn threads() -> usize {
     tasks.filter(|task| name(task.path()).trim() != "hawser-dma").count()
 }
 
-/// Resident memory of this process in KiB, without what is free but kept for later (malloc_trim(3)): one world
-/// with large buffers makes that grow for good.
+/// Resident memory of this process in KiB, without what is free but kept for later (malloc_trim(3)): one
+/// world with large buffers makes that grow for good.
 pub fn resident_kib() -> usize {
     // SAFETY: it may be called at any time, by any thread.
     unsafe { libc::malloc_trim(0) };

@@ -82,27 +82,15 @@ fn rounds_are_captured_where_ranks_share_no_queues() {
         /// A stream that the stand-in takes for one in a capture.
         const CAPTURED: Stream = Stream(0x101);
         for (gpus, is_refused) in [([0, 1], false), ([0, 0], true)] {
-            let id = unique_id().unwrap();
-            let of_rank = move |rank: u32| {
-                let gpu = gpus[rank as usize];
-                let comm = Comm::init(&[id], 2, rank, gpu, Config::default()).unwrap();
-                let buffer = hawser_device::cuda::open(gpu).unwrap().alloc_as_user(8_000).unwrap();
-                let mut call =
-                    hawser_plan::Call::of_bytes(Collective::AllReduce, 4_000, DataType::Float32, 0, 2);
-                (call.input, call.output) = (buffer.addr, buffer.addr);
-                let shape =
-                    Shape { call, counts: vec![call.count], order: vec![], arrivals: 1, options: None };
-                let partitioned = Partitioned::init(&comm, shape).unwrap();
+            on_gpus(gpus, |comm, shape| {
+                let partitioned = Partitioned::init(comm, shape).unwrap();
                 let refused = partitioned.start(CAPTURED).err();
                 assert_eq!(refused.is_some_and(|e| e.text.contains("share a GPU")), is_refused);
                 if is_refused {
-                    let stream = hawser_device::cuda::open(gpu).unwrap().stream().unwrap();
-                    partitioned.start(stream.stream).expect("no round was begun");
+                    let device = hawser_device::cuda::open(gpus[comm.rank() as usize]).unwrap();
+                    partitioned.start(device.stream().unwrap().stream).expect("no round was begun");
                 }
-                drop(partitioned);
-                let _ = comm.destroy();
-            };
-            std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || of_rank(rank))).map(drop));
+            });
         }
     });
 }
@@ -120,27 +108,29 @@ fn copy_engines_carry_partitions_where_ranks_share_no_queues() {
     let name = "copy_engines_carry_partitions_where_ranks_share_no_queues";
     with_fake_kernels(module_path!(), name, &env, || {
         for (gpus, is_refused) in [([0, 1], false), ([0, 0], true)] {
-            let id = unique_id().unwrap();
-            let of_rank = move |rank: u32| {
-                let gpu = gpus[rank as usize];
-                let comm = Comm::init(&[id], 2, rank, gpu, Config::default()).unwrap();
-                let buffer = hawser_device::cuda::open(gpu).unwrap().alloc_as_user(8_000).unwrap();
-                let mut call =
-                    hawser_plan::Call::of_bytes(Collective::AllGather, 4_000, DataType::Float32, 0, 2);
-                (call.input, call.output) = (buffer.addr + 4_000 * u64::from(rank), buffer.addr);
-                let shape =
-                    Shape { call, counts: vec![call.count], order: vec![], arrivals: 1, options: None };
-                match Partitioned::init(&comm, shape) {
-                    Ok(partitioned) => {
-                        assert!(!is_refused && partitioned.child.state().unwrap().copy_engines.is_some());
-                    }
-                    Err(error) => assert!(is_refused && error.text.contains("share a GPU"), "{error}"),
+            on_gpus(gpus, |comm, shape| match Partitioned::init(comm, shape) {
+                Ok(partitioned) => {
+                    assert!(!is_refused && partitioned.child.state().unwrap().copy_engines.is_some());
                 }
-                comm.destroy().unwrap();
-            };
-            std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || of_rank(rank))).map(drop));
+                Err(error) => assert!(is_refused && error.text.contains("share a GPU"), "{error}"),
+            });
         }
     });
+}
+
+/// Lets both ranks of a communicator on these GPUs act, with the shape of an all-gather in one partition.
+fn on_gpus(gpus: [u32; 2], act: impl Fn(&Comm, Shape) + Sync) {
+    let (id, act) = (unique_id().unwrap(), &act);
+    let of_rank = move |rank: u32| {
+        let gpu = gpus[rank as usize];
+        let comm = Comm::init(&[id], 2, rank, gpu, Config::default()).unwrap();
+        let buffer = hawser_device::cuda::open(gpu).unwrap().alloc_as_user(8_000).unwrap();
+        let mut call = hawser_plan::Call::of_bytes(Collective::AllGather, 4_000, DataType::Float32, 0, 2);
+        (call.input, call.output) = (buffer.addr + 4_000 * u64::from(rank), buffer.addr);
+        act(&comm, Shape { call, counts: vec![call.count], order: vec![], arrivals: 1, options: None });
+        let _ = comm.destroy();
+    };
+    std::thread::scope(|scope| [0, 1].map(|rank| scope.spawn(move || of_rank(rank))).map(drop));
 }
 
 /// Partitions of a rank that go in one launch, in two, and as a collective's only block.
