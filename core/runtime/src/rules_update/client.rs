@@ -117,13 +117,14 @@ pub fn hang(pid: u32) -> Result<Vec<Verdict>> {
     Ok(verdicts)
 }
 
-/// Asks a process how calls would run now, in each of its communicators.
+/// Asks a process how calls would run now, in each of its communicators that can say: a small one does not
+/// have every root.
 ///
 /// # Errors
-/// As [`list`], or a communicator refuses the question.
+/// As [`list`], or no communicator can say, with what one of them refuses.
 pub fn decide(pid: u32, asked: &Asked, limit: Duration) -> Result<Vec<Told>> {
     let asked = serde_json::to_string(asked).map_err(|error| Error::internal(error.to_string()))?;
-    let mut all = Vec::new();
+    let (mut all, mut refused) = (Vec::new(), None);
     for fields in ask(pid, &format!("explain {asked}"), &[], limit)? {
         let fields: Vec<&str> = fields.iter().map(String::as_str).collect();
         match fields[..] {
@@ -131,11 +132,14 @@ pub fn decide(pid: u32, asked: &Asked, limit: Duration) -> Result<Vec<Told>> {
                 let read = serde_json::from_str(json);
                 all.push(read.map_err(|error| nonsense(pid, &error.to_string()))?);
             }
-            ["refused", why] => return Err(Error::invalid_usage(format!("process {pid}: {why}"))),
+            ["refused", why] => refused = Some(Error::invalid_usage(format!("process {pid}: {why}"))),
             _ => {}
         }
     }
-    Ok(all)
+    match refused {
+        Some(refused) if all.is_empty() => Err(refused),
+        _ => Ok(all),
+    }
 }
 
 /// Has a process propose rules for communicators of which it holds ranks; waits for the outcome of each.
