@@ -1,8 +1,11 @@
 //! Flows over links, in virtual time.
 //!
-//! When flows begin or end, only those that share a full link with them, directly or through others, get new
-//! rates: a link that could carry all its flows at their own limits joins nobody. What begins or ends at one
-//! moment is settled together.
+//! When flows begin or end, few others get new rates. The flows that a link holds of which something has
+//! begun or ended are shared out anew, while all others keep their rates. Where a link then holds nobody's
+//! rate any more, or a flow that kept its rate is faster than its full link gives to others, these flows join
+//! and all who have joined are shared out once more, until nobody joins. Then every flow is held by its own
+//! limit or by a full link on which nobody is faster, and there is only one such solution. What begins or
+//! ends at one moment is settled together.
 
 use super::share::Problem;
 use super::time::Time;
@@ -65,8 +68,12 @@ struct Link {
     /// Flows without a limit of their own.
     unlimited: u32,
     is_dirty: bool,
+    /// The rate of the flows that it holds, which none of its flows exceeds. Infinite if it holds none.
+    level: f64,
     /// The link's number in the problem, if it is in it.
     member: Option<u32>,
+    /// The load of the flows that are not in the problem.
+    fixed: f64,
     moved: f64,
 }
 
@@ -79,6 +86,8 @@ struct Flow {
     bytes: f64,
     left: f64,
     rate: f64,
+    /// The full link that it gets no more from; None if its own limit holds it.
+    held_by: Option<LinkId>,
     since: Time,
     /// The end, as it stands now.
     end: Time,
@@ -92,6 +101,9 @@ struct Flow {
 /// Demand above this share of a link's capacity makes it one that has to be shared.
 const FULL: f64 = 1.0 - 1e-9;
 
+/// Rates that differ by less, as a part of them, differ by rounding.
+const ROUNDING: f64 = 1e-10;
+
 impl Flows {
     /// Links with these capacities in bytes per picosecond, each above 0.
     pub fn new(capacities: impl IntoIterator<Item = f64>) -> Self {
@@ -101,7 +113,9 @@ impl Flows {
             demand: 0.0,
             unlimited: 0,
             is_dirty: false,
+            level: f64::INFINITY,
             member: None,
+            fixed: 0.0,
             moved: 0.0,
         };
         Self { links: capacities.into_iter().map(link).collect(), ..Self::default() }
@@ -117,7 +131,7 @@ impl Flows {
         let flow = &mut self.flows[id as usize];
         (flow.limit, flow.bytes, flow.left, flow.rate, flow.since) = (limit, bytes, bytes, 0.0, now);
         flow.version = flow.version.wrapping_add(1);
-        (flow.is_alive, flow.look) = (true, None);
+        (flow.is_alive, flow.look, flow.held_by) = (true, None, None);
         flow.way.clear();
         flow.way.extend_from_slice(way);
         flow.places.clear();
@@ -189,17 +203,20 @@ impl Flows {
         if self.dirty.is_empty() && self.fresh.is_empty() {
             return;
         }
-        self.collect();
-        self.problem.solve();
-        let (links, flows) = std::mem::take(&mut self.members);
-        for link in &links {
-            self.links[*link as usize].member = None;
+        self.gather();
+        loop {
+            self.share();
+            if !self.spread() {
+                break;
+            }
         }
+        let (links, flows) = std::mem::take(&mut self.members);
+        self.set_levels(&links);
         for (number, id) in (0..).zip(&flows) {
             let flow = &mut self.flows[*id as usize];
-            flow.is_member = false;
             let rate = self.problem.rate(number);
-            if rate == flow.rate {
+            (flow.is_member, flow.held_by) = (false, self.problem.held_by(number).map(|n| links[n as usize]));
+            if is_same(rate, flow.rate) {
                 continue;
             }
             flow.left -= flow.rate * (now - flow.since).ps() as f64;
@@ -224,15 +241,19 @@ impl Flows {
         self.links[link as usize].moved
     }
 
-    /// Writes the problem: the dirty links, their flows, the full links of those, and so on.
-    fn collect(&mut self) {
-        self.problem.clear();
+    /// Takes what has begun, and the flows that the dirty links hold.
+    fn gather(&mut self) {
         self.members.0.clear();
         self.members.1.clear();
         let dirty = std::mem::take(&mut self.dirty);
-        for &link in &dirty {
-            self.links[link as usize].is_dirty = false;
-            self.take_link(link);
+        for &id in &dirty {
+            self.take_flows(id, |flow| flow.held_by == Some(id));
+            self.take_link(id);
+            let link = &mut self.links[id as usize];
+            link.is_dirty = false;
+            if link.member.is_none() {
+                link.level = f64::INFINITY;
+            }
         }
         self.dirty = dirty;
         self.dirty.clear();
@@ -245,12 +266,14 @@ impl Flows {
         }
         self.fresh = fresh;
         self.fresh.clear();
-        let mut looked = 0;
-        while let Some(&link) = self.members.0.get(looked) {
-            looked += 1;
-            for place in 0..self.links[link as usize].flows.len() {
-                self.take_flow(self.links[link as usize].flows[place].0);
-            }
+    }
+
+    /// Shares what the others leave among the flows that were taken.
+    fn share(&mut self) {
+        self.problem.clear();
+        for &id in &self.members.0 {
+            let link = &self.links[id as usize];
+            self.problem.link((link.capacity - link.fixed).max(0.0));
         }
         for &id in &self.members.1 {
             let flow = &self.flows[id as usize];
@@ -261,28 +284,101 @@ impl Flows {
                 }
             }
         }
+        self.problem.solve();
     }
 
-    fn take_link(&mut self, id: LinkId) {
-        let link = &mut self.links[id as usize];
-        if link.member.is_none() {
-            link.member = Some(self.problem.link(link.capacity));
-            self.members.0.push(id);
+    /// Takes the flows that must not keep their rates beside these shares. True if there are any.
+    fn spread(&mut self) -> bool {
+        let taken = self.members.1.len();
+        for number in 0..self.members.0.len() {
+            let id = self.members.0[number];
+            let level = self.new_level(id, number as u32);
+            if !is_same(level, self.links[id as usize].level) {
+                self.take_flows(id, |flow| {
+                    is_faster(flow.rate, level) || flow.held_by == Some(id) && is_faster(level, flow.rate)
+                });
+            }
+        }
+        self.members.1.len() > taken
+    }
+
+    /// The level of a link with the shares that were found.
+    fn new_level(&self, id: LinkId, number: u32) -> f64 {
+        let (link, fastest) = (&self.links[id as usize], self.problem.fastest(number));
+        // One that is full without holding a flow that was taken holds those that it held.
+        let is_full = self.problem.left(number) <= link.capacity * ROUNDING;
+        match self.problem.holds(number) {
+            true => fastest,
+            false if is_full && !is_faster(fastest, link.level) => link.level,
+            false => f64::INFINITY,
         }
     }
 
+    /// Notes the levels of the links of the problem, which is over.
+    fn set_levels(&mut self, links: &[LinkId]) {
+        for (number, &id) in (0..).zip(links) {
+            let level = self.new_level(id, number);
+            let link = &mut self.links[id as usize];
+            (link.level, link.member) = (level, None);
+        }
+    }
+
+    /// Takes a link, unless it can carry all its flows at their own limits.
+    fn take_link(&mut self, id: LinkId) {
+        let link = &self.links[id as usize];
+        if link.member.is_some() || !link.has_to_be_shared() {
+            return;
+        }
+        let mut fixed = 0.0;
+        for &(flow, place) in &link.flows {
+            let flow = &self.flows[flow as usize];
+            if !flow.is_member {
+                fixed += flow.rate * flow.way[place as usize].weight;
+            }
+        }
+        let link = &mut self.links[id as usize];
+        (link.member, link.fixed) = (Some(self.members.0.len() as u32), fixed);
+        self.members.0.push(id);
+    }
+
+    /// Takes those flows of a link that are wanted.
+    fn take_flows(&mut self, link: LinkId, is_wanted: impl Fn(&Flow) -> bool) {
+        for place in 0..self.links[link as usize].flows.len() {
+            let (flow, _) = self.links[link as usize].flows[place];
+            if is_wanted(&self.flows[flow as usize]) {
+                self.take_flow(flow);
+            }
+        }
+    }
+
+    /// Takes a flow and the links on its way.
     fn take_flow(&mut self, id: FlowId) {
-        if std::mem::replace(&mut self.flows[id as usize].is_member, true) {
+        let flow = &mut self.flows[id as usize];
+        if std::mem::replace(&mut flow.is_member, true) {
             return;
         }
         self.members.1.push(id);
         for place in 0..self.flows[id as usize].way.len() {
-            let link = self.flows[id as usize].way[place].link;
-            if self.links[link as usize].has_to_be_shared() {
-                self.take_link(link);
+            let flow = &self.flows[id as usize];
+            let (hop, rate) = (flow.way[place], flow.rate);
+            let link = &mut self.links[hop.link as usize];
+            if link.member.is_some() {
+                link.fixed -= rate * hop.weight;
+            } else {
+                self.take_link(hop.link);
             }
         }
     }
+}
+
+/// True for rates that are the same but for rounding.
+fn is_same(a: f64, b: f64) -> bool {
+    a == b || (a - b).abs() <= a.min(b) * ROUNDING
+}
+
+/// True if a rate is above another by more than rounding.
+fn is_faster(rate: f64, than: f64) -> bool {
+    rate > than * (1.0 + ROUNDING)
 }
 
 impl Link {
@@ -293,6 +389,7 @@ impl Link {
 
 #[cfg(test)]
 mod tests {
+    use super::super::random::Random;
     use super::*;
 
     fn ends(flows: &mut Flows, now: Time) -> Vec<(FlowId, u64)> {
@@ -341,5 +438,68 @@ mod tests {
         assert_eq!((told.len(), told[2].1.flow, told[2].0.ps()), (3, second, 20));
         let looks = [1, 2].map(|place: usize| flows.look(told[place].0, &told[place].1));
         assert_eq!(looks, [Found::Nothing, Found::Arrived]);
+    }
+
+    /// The rates of all flows, shared out anew.
+    fn all_at_once(flows: &Flows) -> Vec<(FlowId, f64)> {
+        let mut problem = Problem::default();
+        for link in &flows.links {
+            problem.link(link.capacity);
+        }
+        let alive: Vec<FlowId> =
+            (0..).zip(&flows.flows).filter(|(_, flow)| flow.is_alive).map(|(id, _)| id).collect();
+        for &id in &alive {
+            let flow = &flows.flows[id as usize];
+            problem.flow(flow.limit);
+            flow.way.iter().for_each(|hop| problem.cross(hop.link, hop.weight));
+        }
+        problem.solve();
+        (0..).zip(alive).map(|(number, id)| (id, problem.rate(number))).collect()
+    }
+
+    /// A random way over some of the links, and a limit. Few different numbers, so that much is equal and
+    /// links become full together.
+    fn random_flow(random: &mut Random, links: u32) -> (Vec<Hop>, f64) {
+        let mut way: Vec<Hop> = Vec::new();
+        for link in 0..links {
+            if one_of(random, [true, false, false, false]) {
+                way.push(Hop { link, weight: one_of(random, [0.5, 1.0, 1.0, 2.0]) });
+            }
+        }
+        way.truncate(4);
+        let limit = if way.is_empty() { 1.0 } else { one_of(random, [0.25, 0.5, 1.0, 3.0, f64::INFINITY]) };
+        (way, limit)
+    }
+
+    fn one_of<T: Copy, const N: usize>(random: &mut Random, all: [T; N]) -> T {
+        all[(random.next() % N as u64) as usize]
+    }
+
+    #[test]
+    fn few_are_shared_out_anew_and_all_have_what_they_would_have() {
+        for seed in 0..300 {
+            let mut random = Random::new(seed);
+            let links = 2 + (random.next() % 12) as u32;
+            let capacities: Vec<f64> =
+                (0..links).map(|_| one_of(&mut random, [1.0, 2.0, 3.0, 4.0])).collect();
+            let mut flows = Flows::new(capacities);
+            let mut alive: Vec<FlowId> = Vec::new();
+            for step in 0..100 {
+                for _ in 0..one_of(&mut random, [1, 2, 3]) {
+                    if one_of(&mut random, [true, false]) && alive.len() > links as usize {
+                        let place = random.next() as usize % alive.len();
+                        flows.end(alive.swap_remove(place));
+                    } else {
+                        let (way, limit) = random_flow(&mut random, links);
+                        alive.push(flows.begin(Time::from_ps(step), 1e6, limit, &way));
+                    }
+                }
+                flows.settle(Time::from_ps(step), |_, _| ());
+                for (id, rate) in all_at_once(&flows) {
+                    let own = flows.rate(id);
+                    assert!((own - rate).abs() <= 1e-8 * rate, "seed {seed}, step {step}: {own} not {rate}");
+                }
+            }
+        }
     }
 }

@@ -33,6 +33,10 @@ struct Link {
     used: f64,
     /// The weights of flows whose rate is not.
     weight: f64,
+    /// The rate of its fastest flow that is settled.
+    fastest: f64,
+    /// True once it was full before all its flows were settled.
+    holds: bool,
     first: u32,
     count: u32,
 }
@@ -42,6 +46,8 @@ struct Flow {
     limit: f64,
     rate: f64,
     settled: bool,
+    /// The link that was full.
+    held_by: Option<u32>,
     first: u32,
     count: u32,
 }
@@ -56,14 +62,16 @@ impl Problem {
 
     /// Adds a link. Returns its number.
     pub fn link(&mut self, capacity: f64) -> u32 {
-        self.links.push(Link { capacity, used: 0.0, weight: 0.0, first: 0, count: 0 });
+        let (used, weight, fastest) = (0.0, 0.0, 0.0);
+        self.links.push(Link { capacity, used, weight, fastest, holds: false, first: 0, count: 0 });
         self.links.len() as u32 - 1
     }
 
     /// Adds a flow with a limit of its own (which may be infinite). [`Problem::cross`] adds its links.
     pub fn flow(&mut self, limit: f64) -> u32 {
         let first = self.crossings.len() as u32;
-        self.flows.push(Flow { limit, rate: f64::INFINITY, settled: false, first, count: 0 });
+        let rate = f64::INFINITY;
+        self.flows.push(Flow { limit, rate, settled: false, held_by: None, first, count: 0 });
         self.flows.len() as u32 - 1
     }
 
@@ -80,6 +88,27 @@ impl Problem {
         self.flows[flow as usize].rate
     }
 
+    /// The full link that a flow gets no more from, after [`Problem::solve`]; None if its own limit holds it.
+    pub fn held_by(&self, flow: u32) -> Option<u32> {
+        self.flows[flow as usize].held_by
+    }
+
+    /// True if a link holds flows, after [`Problem::solve`]. They are its fastest.
+    pub fn holds(&self, link: u32) -> bool {
+        self.links[link as usize].holds
+    }
+
+    /// The rate of the fastest flow of a link, after [`Problem::solve`]; 0 without flows.
+    pub fn fastest(&self, link: u32) -> f64 {
+        self.links[link as usize].fastest
+    }
+
+    /// The capacity that the flows of a link leave, after [`Problem::solve`].
+    pub fn left(&self, link: u32) -> f64 {
+        let Link { capacity, used, .. } = self.links[link as usize];
+        capacity - used
+    }
+
     /// Finds the rates of all flows. A flow that nothing limits gets an infinite one.
     pub fn solve(&mut self) {
         self.index();
@@ -92,8 +121,10 @@ impl Problem {
             let full = self.next_full();
             match (next_limit, full) {
                 (None, None) => break,
-                (Some(limit), None) => self.settle(self.by_limit[limited], limit),
-                (Some(limit), Some((rate, _))) if limit <= rate => self.settle(self.by_limit[limited], limit),
+                (Some(limit), None) => self.settle(self.by_limit[limited], limit, None),
+                (Some(limit), Some((rate, _))) if limit <= rate => {
+                    self.settle(self.by_limit[limited], limit, None)
+                }
                 (_, Some((rate, link))) => self.fill(link, rate),
             }
         }
@@ -158,21 +189,24 @@ impl Problem {
         for place in first..first + count {
             let flow = self.by_link[place as usize];
             if !self.flows[flow as usize].settled {
-                self.settle(flow, rate);
+                self.settle(flow, rate, Some(link));
             }
         }
+        let link = &mut self.links[link as usize];
         // What rounding leaves must not keep the link in the queue.
-        self.links[link as usize].weight = 0.0;
+        (link.weight, link.holds) = (0.0, true);
     }
 
     /// The flow has its rate.
-    fn settle(&mut self, flow: u32, rate: f64) {
-        let Flow { first, count, .. } = self.flows[flow as usize];
-        (self.flows[flow as usize].rate, self.flows[flow as usize].settled) = (rate, true);
+    fn settle(&mut self, flow: u32, rate: f64, held_by: Option<u32>) {
+        let flow = &mut self.flows[flow as usize];
+        (flow.rate, flow.settled, flow.held_by) = (rate, true, held_by);
+        let Flow { first, count, .. } = *flow;
         for place in first..first + count {
             let (link, weight) = self.crossings[place as usize];
             let at = &mut self.links[link as usize];
             at.used += weight * rate;
+            at.fastest = at.fastest.max(rate);
             // Nothing is left but what rounding leaves.
             at.weight = if at.weight - weight < TINY { 0.0 } else { at.weight - weight };
         }
