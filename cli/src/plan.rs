@@ -315,6 +315,7 @@ fn list() -> String {
             Measured::BetweenHosts => {
                 "between hosts of one rank; elsewhere runs only if NCCL_ALGO or a rule names it"
             }
+            Measured::OwnNics => "not yet; runs where every rank has a NIC of its own, or a rule names it",
             Measured::Nowhere => "not yet; runs only if NCCL_ALGO or a rule names it",
         };
         table.row([name, most.to_string(), note.to_owned()]);
@@ -327,6 +328,7 @@ fn json_list() -> Value {
         let measured = match measured {
             Measured::Everywhere => "everywhere",
             Measured::BetweenHosts => "between_hosts",
+            Measured::OwnNics => "nowhere_but_runs_with_own_nics",
             Measured::Nowhere => "nowhere",
         };
         json!({ "program": name, "most_ranks": most, "measured": measured })

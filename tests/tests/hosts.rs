@@ -2,6 +2,7 @@
 //! allows.
 
 use hawser_plan::{Collective, DataType, ReduceOp};
+use hawser_plugin::tuner::SettingsFile;
 use hawser_runtime::{Comm, Config, ErrorKind, Stream, group, unique_id};
 use hawser_tests::deadline::Deadline;
 use hawser_tests::net;
@@ -54,6 +55,55 @@ fn every_collective_on_hosts_of_many_shapes() {
         });
         assert!(net::bytes_carried() > before, "{hosts}: nothing went over the net");
     }
+}
+
+/// Ranks of one place of all hosts carry a part of the data beside those of other places, by ring and by
+/// tree. The tree's channels need a processor each, so machines with few run it on few ranks of a host, or
+/// not at all.
+#[test]
+fn rails_on_hosts_of_many_shapes() {
+    if !on_host() {
+        return;
+    }
+    let _deadline = Deadline::start();
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    for hosts in ["aabb", "aabbcc", "aaabbb", "aabbccdd", "aaaabbbbccccdddd"] {
+        run_rails(
+            hosts,
+            "rail_ring",
+            &[Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter],
+        );
+        if 2 * hosts.matches('a').count() <= processors {
+            run_rails(hosts, "rail_tree", &[Collective::AllReduce]);
+        }
+    }
+}
+
+/// Runs collectives by an algorithm that a rule names.
+fn run_rails(hosts: &str, algorithm: &str, collectives: &[Collective]) {
+    let sizes = [(DataType::Float32, 1), (DataType::Int8, 131), (DataType::Bfloat16, 70_001)];
+    let cases: Vec<Case> = collectives
+        .iter()
+        .flat_map(|&collective| {
+            let ranks = hosts.len() as u32;
+            sizes.map(|(dtype, count)| Case { collective, dtype, op: ReduceOp::Sum, ranks, root: 0, count })
+        })
+        .collect();
+    on_hosts(hosts, &Config::default(), |comm| {
+        if comm.rank() == 0 {
+            let text = format!("[[rule]]\nuse = {{ algorithm = \"{algorithm}\" }}\n");
+            comm.change_rules(&[SettingsFile { name: "rails.toml".into(), text }]).unwrap();
+        }
+        // The change counts some collectives later.
+        (0..40).for_each(|_| all_reduce(comm, 10).unwrap());
+        for &case in &cases {
+            for in_place in [false, true] {
+                run(comm, case, in_place, 0).unwrap();
+                let ran = comm.last_decision().unwrap().expect("a decision").algorithm;
+                assert_eq!(ran.to_lowercase(), algorithm.replace('_', ""), "{hosts}: {:?}", case.collective);
+            }
+        }
+    });
 }
 
 /// Children of a split, and messages of all sizes in both directions, over hosts.

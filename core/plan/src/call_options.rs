@@ -2,7 +2,7 @@
 
 use hawser_types::{Algorithm, Class, Collective, Executor, Handle, PlanError, Result, Route, Routes};
 
-use crate::config::{ALL_PROGRAMS, PlanConfig, algorithm_bit};
+use crate::config::{ALL_PROGRAMS, PlanConfig, algorithm_bit, word_bits};
 
 /// The options of one call. Equal on all ranks, by NCCL's contract.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -190,7 +190,7 @@ fn algorithm_named(word: &str) -> Option<u64> {
         _ => {}
     }
     let found = Algorithm::ALL.iter().find(|algorithm| plain(algorithm.name()) == word);
-    found.map(|algorithm| algorithm_bit(*algorithm))
+    found.map(|algorithm| word_bits(*algorithm))
 }
 
 /// The routes of a protocol, a route or an executor. The host device runs what the interpreter runs on GPUs.
@@ -228,7 +228,7 @@ mod tests {
 
     #[test]
     fn words_are_nccls_and_ours() {
-        let (ring, tree) = (algorithm_bit(Algorithm::Ring), algorithm_bit(Algorithm::Tree));
+        let (ring, tree) = (word_bits(Algorithm::Ring), word_bits(Algorithm::Tree));
         assert_eq!(parse("RING"), (Some(ring), None));
         assert_eq!(parse(" ring , Tree"), (Some(ring | tree), None));
         assert_eq!(parse("RING_LL"), (Some(ring), routes(&[Route::LL])));
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(narrowed(nothing), Some(0));
         assert!(free.by_executor("LL").is_err() && free.by_protocol("fused").is_err());
         for algorithm in Algorithm::ALL {
-            assert_eq!(parse(algorithm.name()).0, Some(algorithm_bit(algorithm)));
+            assert_eq!(parse(algorithm.name()).0, Some(word_bits(algorithm)));
         }
         for wrong in ["", "warp", "ring;tree", "ring,", "ring_ll64", "_"] {
             assert!(Selection::parse(wrong).is_err(), "{wrong}");
@@ -268,7 +268,7 @@ mod tests {
         let config = base.of_call(Collective::AllReduce, &options);
         assert_eq!((config.min_ctas, config.max_ctas, config.pass_sm), (4, 4, 0));
         let at = Collective::ALL.iter().position(|&it| it == Collective::AllReduce).unwrap();
-        assert_eq!(config.algorithms[at], Some(algorithm_bit(Algorithm::Ring)));
+        assert_eq!(config.algorithms[at], Some(word_bits(Algorithm::Ring)));
         assert!(config.routes[at].unwrap().contains(Route::HOST));
         assert_eq!(config.algorithms.iter().flatten().count(), 1, "other collectives are as they were");
         // What the process leaves out stays out.

@@ -53,6 +53,9 @@ pub const MIN_LANES: u32 = 8;
 /// Bytes of a FIFO slot that crosses a network, unless the user says otherwise: a slot is one message.
 /// Measured over TCP, 128 KiB reach a third of what this does.
 pub const NET_SLOT_BYTES: u32 = 512 << 10;
+/// The same where each rank of a host has a NIC of its own: one block does not keep such a NIC busy, so there
+/// are more FIFOs of half the size.
+pub const OWN_NIC_SLOT_BYTES: u32 = 256 << 10;
 /// Bytes of data in a slot of LL that crosses a network, twice as many on the wire: larger messages are as
 /// fast with Simple or faster (`bench/results/2026-11-26-ll-between-hosts.txt`).
 pub const NET_LL_BYTES: u32 = 512;
@@ -101,8 +104,8 @@ impl PlanConfig {
     /// Reads `NCCL_ALGO`: `list` or `list;function:list;…`; a list may begin with `^` (all but these).
     /// Any case. A list without a function holds for the five collectives that NCCL tunes (broadcast, reduce,
     /// all-gather, reduce-scatter, all-reduce). NCCL's other algorithms (NVLS, NVLSTree) are known words that
-    /// select nothing here; `CollnetDirect` and `CollnetChain` are `CollNet`. `MSCCL` is all programs that
-    /// the user brought.
+    /// select nothing here; `CollnetDirect` and `CollnetChain` are `CollNet`; `Ring` and `Tree` are
+    /// `RailRing` and `RailTree` too. `MSCCL` is all programs that the user brought.
     ///
     /// # Errors
     /// `InvalidUsage` that names the unknown word.
@@ -116,7 +119,7 @@ impl PlanConfig {
     /// # Errors
     /// As [`PlanConfig::parse_algo`].
     pub fn parse_algo_with(text: &str, programs: &[String]) -> Result<[Option<u64>; 8]> {
-        let known = Algorithm::ALL.iter().map(|a| (a.name(), algorithm_bit(*a)));
+        let known = Algorithm::ALL.iter().map(|a| (a.name(), word_bits(*a)));
         let foreign = ["NVLS", "NVLSTree"].map(|name| (name, 0));
         let collnet = ["CollnetDirect", "CollnetChain"].map(|name| (name, algorithm_bit(Algorithm::CollNet)));
         let brought = (0..).zip(programs).map(|(place, name)| (name.as_str(), program_bit(place)));
@@ -288,6 +291,17 @@ pub fn algorithm_bit(algorithm: Algorithm) -> u64 {
     }
 }
 
+/// Bits of what the name of an algorithm means in `NCCL_ALGO` and the like. NCCL's rings and trees use all
+/// NICs of a host, as those of rails do.
+pub(crate) fn word_bits(algorithm: Algorithm) -> u64 {
+    let of_rails = match algorithm {
+        Algorithm::Ring => algorithm_bit(Algorithm::RailRing),
+        Algorithm::Tree => algorithm_bit(Algorithm::RailTree),
+        _ => 0,
+    };
+    algorithm_bit(algorithm) | of_rails
+}
+
 /// Bits of all programs that users bring.
 pub const ALL_PROGRAMS: u64 = !0 << FIRST_PROGRAM;
 
@@ -312,8 +326,7 @@ mod tests {
         let programs = ["other".to_string(), "My".to_string()];
         let parse = |text| PlanConfig::parse_algo_with(text, &programs);
         let all = Algorithm::ALL.iter().fold(ALL_PROGRAMS, |all, a| all | algorithm_bit(*a));
-        let ring = algorithm_bit(Algorithm::Ring);
-        let tree = algorithm_bit(Algorithm::Tree);
+        let (ring, tree) = (word_bits(Algorithm::Ring), word_bits(Algorithm::Tree));
         let masks = parse("ring;allreduce:tree,RING;broadcast:^tree").unwrap();
         assert_eq!(mask(&masks, Collective::AllGather), Some(ring));
         assert_eq!(mask(&masks, Collective::AllReduce), Some(ring | tree));

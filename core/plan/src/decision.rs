@@ -73,6 +73,7 @@ impl Candidate {
         let is_measured = match algo::measured(algorithm) {
             Measured::Everywhere => true,
             Measured::BetweenHosts => topology.hosts() > 1 && topology.hosts() == topology.size(),
+            Measured::OwnNics => topology.has_own_nics(),
             Measured::Nowhere => false,
         };
         Self { algorithm, route, outcome, held: None, is_measured }

@@ -83,6 +83,11 @@ impl Topology {
         self.ranks.len() as u32
     }
 
+    /// True if each rank of a host has a NIC, or a part of one, that the others do not use.
+    pub fn has_own_nics(&self) -> bool {
+        self.rank_mbps > 0 && self.rank_mbps < self.net_mbps
+    }
+
     /// Number of hosts.
     pub fn hosts(&self) -> u32 {
         self.ranks.iter().map(|r| r.host + 1).max().unwrap_or(1)

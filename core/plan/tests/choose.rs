@@ -8,7 +8,7 @@ use hawser_plan::PlanErrorKind;
 use hawser_plan::Scalar;
 use hawser_plan::algo;
 use hawser_plan::choose::{self, Advice, Candidate, Outcome, choose};
-use hawser_plan::config::{NET_LL_BYTES, NET_SLOT_BYTES};
+use hawser_plan::config::{NET_LL_BYTES, NET_SLOT_BYTES, OWN_NIC_SLOT_BYTES};
 use hawser_plan::executor::fused::FusedPlan;
 use hawser_plan::executor::interpreter::{bind, lower};
 use hawser_plan::executor::launch::device_op;
@@ -202,6 +202,45 @@ fn ranks_with_nics_of_their_own_send_side_by_side() {
     assert_eq!(shared(Algorithm::Ring), own(Algorithm::Ring));
     // What is not known of ranks is taken for the host's.
     assert_eq!(us(Algorithm::Hierarchical, 25_000, 0), shared(Algorithm::Hierarchical));
+}
+
+/// Rails are taken where ranks have NICs of their own, and NCCL's words mean them there; where ranks share
+/// one, what has been measured comes first.
+#[test]
+fn rails_need_nics_of_their_own() {
+    let own =
+        Topology { net_mbps: 3_200_000, rank_mbps: 400_000, ..Topology::of_hosts(512, 8, GPU, Link::NvLink) };
+    let shared = Topology { net_mbps: 400_000, rank_mbps: 400_000, ..own.clone() };
+    let config =
+        PlanConfig { slot_bytes: [NET_LL_BYTES, 0, OWN_NIC_SLOT_BYTES], lanes: 16, ..PlanConfig::default() };
+    let takes = |collective, count, topology: &Topology, config: &PlanConfig| {
+        pick(collective, count, topology, config).key.algorithm
+    };
+    for count in [1 << 10, 1 << 20, 256 << 20] {
+        for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
+            let taken = takes(collective, count, &own, &config);
+            assert!(
+                matches!(taken, Algorithm::RailRing | Algorithm::RailTree),
+                "{collective:?} {count}: {taken:?}"
+            );
+            let taken = takes(collective, count, &shared, &config);
+            assert!(
+                !matches!(taken, Algorithm::RailRing | Algorithm::RailTree),
+                "{collective:?} {count}: {taken:?}"
+            );
+        }
+    }
+    for (word, rails, flat) in
+        [("Ring", Algorithm::RailRing, Algorithm::Ring), ("Tree", Algorithm::RailTree, Algorithm::Tree)]
+    {
+        let config = PlanConfig { algorithms: PlanConfig::parse_algo(word).unwrap(), ..config.clone() };
+        assert_eq!(takes(Collective::AllReduce, 64 << 20, &own, &config), rails);
+        assert_eq!(takes(Collective::AllReduce, 64 << 20, &shared, &config), flat);
+    }
+    // A tree needs a lane for each direction of a rail, a ring only what there is.
+    let few = PlanConfig { lanes: 8, ..config };
+    assert_eq!(takes(Collective::AllReduce, 1 << 10, &own, &few), Algorithm::Tree);
+    assert_eq!(takes(Collective::AllReduce, 256 << 20, &own, &few), Algorithm::RailRing);
 }
 
 #[test]

@@ -213,12 +213,14 @@ fn run_all(collective: Collective, algorithm: Algorithm) {
     for ranks in (1..=9).chain([17]).filter(|&n| n <= algo::max_ranks(collective, algorithm)) {
         let root = if collective.rooted() { ranks - 1 } else { 0 };
         let key = ProgramKey::new(collective, algorithm, ranks, root);
+        // Channels that wait for each other have a lane each, always.
+        let least = if algo::waits_across(&key) { algo::channels(&key).unwrap() } else { 1 };
         for (number, count) in [0, 1, 2, 3, 5, 17, 128, 331, 1000].into_iter().enumerate() {
             let large = u64::from(ranks) * count > 4000;
             for &(dtype, op) in kinds.iter().take(if large { 1 } else { kinds.len() }) {
                 let route = Route::ALL[(number + ranks as usize) % 3];
                 for (instances, in_place, lanes) in
-                    [(1, true, 24), (1, false, 1 + number as u32), (3, true, 24)]
+                    [(1, true, 24), (1, false, least + number as u32), (3, true, 24)]
                 {
                     Case { key, count, dtype, op, route, instances, in_place, lanes }.run();
                 }

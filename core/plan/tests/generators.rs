@@ -175,3 +175,39 @@ fn hierarchies_of_given_hosts() {
         assert!(algo::program(&ProgramKey { per_host, ..key }).is_err(), "{hosts} hosts of {per_host}");
     }
 }
+
+/// Rails of all splits into hosts of up to 64 ranks, and of a few larger ones. What crosses hosts stays on
+/// the rail of its channel.
+#[test]
+fn rails_of_given_hosts() {
+    let small = (2..=32).flat_map(|hosts| (2..=64 / hosts).map(move |per_host| (hosts, per_host)));
+    for (hosts, per_host) in small.chain([(16, 8), (3, 16), (40, 4)]) {
+        for (collective, algorithm) in [
+            (Collective::AllReduce, Algorithm::RailRing),
+            (Collective::AllGather, Algorithm::RailRing),
+            (Collective::ReduceScatter, Algorithm::RailRing),
+            (Collective::AllReduce, Algorithm::RailTree),
+        ] {
+            let key = ProgramKey::new(collective, algorithm, hosts * per_host, 0);
+            let program = algo::program(&ProgramKey { per_host, ..key }).unwrap();
+            for (rank, own) in (0..).zip(&program.ranks) {
+                for (channel, steps) in (0..).zip(&own.channels) {
+                    let rail = channel % per_host;
+                    let peers = steps.steps.iter().flat_map(|step| step.send.iter().chain(&step.recv));
+                    let mut far = peers.filter(|peer| **peer / per_host != rank / per_host);
+                    assert!(far.all(|peer| [peer % per_host, rank % per_host] == [rail; 2]), "{key:?}");
+                }
+            }
+            for in_place in [false, true] {
+                let verdict = verify(&program, DEPTH, in_place).unwrap_or_else(|fault| {
+                    panic!("{algorithm:?}, {hosts} hosts of {per_host}, in place {in_place}: {fault}")
+                });
+                assert!(verdict.bitwise_equal && verdict.min_depth <= 2, "{key:?}: {verdict:?}");
+            }
+        }
+    }
+    for per_host in [1, 5, 12] {
+        let key = ProgramKey::new(Collective::AllReduce, Algorithm::RailRing, 12, 0);
+        assert!(algo::program(&ProgramKey { per_host, ..key }).is_err(), "12 ranks, {per_host} per host");
+    }
+}

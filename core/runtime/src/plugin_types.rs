@@ -90,6 +90,8 @@ pub fn algorithm(algorithm: Algorithm) -> tuner::Algorithm {
         Algorithm::Knomial => tuner::Algorithm::KNOMIAL,
         Algorithm::DoubleRing => tuner::Algorithm::DOUBLE_RING,
         Algorithm::Nested => tuner::Algorithm::NESTED,
+        Algorithm::RailRing => tuner::Algorithm::RAIL_RING,
+        Algorithm::RailTree => tuner::Algorithm::RAIL_TREE,
         Algorithm::Imported(program) => tuner::Algorithm::program(program.place()),
     }
 }

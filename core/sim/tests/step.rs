@@ -90,7 +90,8 @@ fn operations_wait_for_their_stream_and_for_what_they_name() {
 
 #[test]
 fn collectives_over_the_same_links_take_longer_together() {
-    let cluster = cluster("4 hosts of hgx-h200");
+    // One NIC for all ranks of a host, which is full.
+    let cluster = cluster("[[hosts]]\ncount = 4\npreset = \"hgx-h200\"\nnics = 1\npcie_switches = 1\n");
     let text = |both: bool, first: &str| {
         let second = "[[op]]\nname = 'y'\ncollective = 'all_gather'\nbytes = '256M'\nstream = 's'\n";
         format!(

@@ -59,6 +59,10 @@ algorithms! {
     DoubleRing = "DoubleRing",
     /// All pairs, whose owners add up along a balanced tree over ranks, rounding at every node.
     Nested = "Nested",
+    /// A ring of hosts for each rank of a host, chains inside: all NICs of a host carry equal parts.
+    RailRing = "RailRing",
+    /// As `RailRing`, with a binary tree of hosts instead of each ring.
+    RailTree = "RailTree",
 }
 
 /// The places where an algorithm has been measured on GPUs.
@@ -68,6 +72,9 @@ pub enum Measured {
     Everywhere,
     /// Between hosts of one rank each.
     BetweenHosts,
+    /// Not yet; but where each rank of a host has a NIC of its own nothing was measured, and there the cost
+    /// model alone decides.
+    OwnNics,
     /// Not yet.
     Nowhere,
 }

@@ -33,11 +33,13 @@ impl Algorithm {
     pub const KNOMIAL: Self = Self(84);
     pub const DOUBLE_RING: Self = Self(85);
     pub const NESTED: Self = Self(86);
+    pub const RAIL_RING: Self = Self(87);
+    pub const RAIL_TREE: Self = Self(88);
     /// The number of the first program that the user brought; `TunerConfig::programs` has their names.
     pub const FIRST_PROGRAM: u32 = 1024;
 
     /// The names that stand in rule files. Case does not count there.
-    pub const NAMES: [(Self, &'static str); 18] = [
+    pub const NAMES: [(Self, &'static str); 20] = [
         (Self::TREE, "tree"),
         (Self::RING, "ring"),
         (Self::COLLNET_DIRECT, "collnet_direct"),
@@ -56,6 +58,8 @@ impl Algorithm {
         (Self::KNOMIAL, "knomial"),
         (Self::DOUBLE_RING, "double_ring"),
         (Self::NESTED, "nested"),
+        (Self::RAIL_RING, "rail_ring"),
+        (Self::RAIL_TREE, "rail_tree"),
     ];
 }
 

@@ -86,6 +86,8 @@ pub struct Generator {
     /// True if no two channels of a rank have a peer in common: then any of them may share a lane, and the
     /// program needs no more lanes than there are.
     pub shares_lanes: fn(&ProgramKey) -> bool,
+    /// True if channels wait for steps of others: then each needs a block and a lane of its own.
+    pub waits_across: bool,
     /// True if the program combines values in a declared order, operands included, where it is known to.
     pub keeps: fn(&ProgramKey, &Declared) -> bool,
 }
@@ -112,6 +114,7 @@ impl Generator {
             exchanges: 0,
             by_copies: false,
             shares_lanes: |_| false,
+            waits_across: false,
             keeps: |_, _| false,
         }
     }
@@ -251,6 +254,8 @@ pub struct NetTraffic {
     pub out_of_rank: f64,
     /// Hops between hosts that follow one another.
     pub hops: f64,
+    /// Those that every further tile waits for.
+    pub waits: f64,
     /// Messages to and from other hosts that the busiest rank has for a tile, if the program has a root.
     pub busiest: f64,
     /// Messages that the busiest rank has for the first tile beside one each way for each hop, if it has no
@@ -261,7 +266,7 @@ pub struct NetTraffic {
 impl NetTraffic {
     /// `out` bytes, all out of one rank, in `hops` hops, one message each way at a time.
     pub fn new(out: f64, hops: f64) -> Self {
-        Self { out, out_of_rank: out, hops, busiest: 2.0, more_messages: 0.0 }
+        Self { out, out_of_rank: out, hops, waits: hops, busiest: 2.0, more_messages: 0.0 }
     }
 
     /// The same, where so many ranks of a host send equal parts of it.

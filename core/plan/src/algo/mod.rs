@@ -18,6 +18,7 @@ mod knomial;
 mod nested;
 mod oneshot;
 mod pat;
+mod rails;
 mod recursive;
 mod ring;
 mod tree;
@@ -34,7 +35,7 @@ pub use entry::{Across, Entry, Generator, Load, MAX_RANKS, Needs, NetTraffic, Pr
 use crate::imported::kept;
 
 /// All algorithms, in the order in which ties are decided.
-static REGISTRY: [&Entry; 15] = [
+static REGISTRY: [&Entry; 17] = [
     &ring::RING,
     &tree::TREE,
     &oneshot::ONE_SHOT,
@@ -50,6 +51,8 @@ static REGISTRY: [&Entry; 15] = [
     &pat::PAT,
     &doublering::DOUBLE_RING,
     &nested::NESTED,
+    &rails::RAIL_RING,
+    &rails::RAIL_TREE,
 ];
 
 /// The families that have a generator for each collective of [`Collective::ALL`].
@@ -220,6 +223,11 @@ pub(crate) fn most_channel_steps(key: &ProgramKey) -> u32 {
 /// True if any channels of a generated program may share a lane: no two of a rank have a peer in common.
 pub fn shares_lanes(key: &ProgramKey) -> bool {
     generator(key.collective, key.algorithm).is_some_and(|generator| (generator.shares_lanes)(key))
+}
+
+/// True if channels of a generated program wait for steps of others.
+pub fn waits_across(key: &ProgramKey) -> bool {
+    generator(key.collective, key.algorithm).is_some_and(|generator| generator.waits_across)
 }
 
 /// The origin of a program: a copy, a generator or the user.

@@ -107,7 +107,9 @@ fn reduce(key: &ProgramKey, rank: u32) -> RankProgram {
 }
 
 fn both(key: &ProgramKey, rank: u32, steps: impl Fn(u32, &Node) -> Vec<Step>) -> RankProgram {
-    let channels = (0..2).map(|tree| Channel { steps: steps(tree, &Node::new(key, rank, tree)) }).collect();
+    let channels = (0..2)
+        .map(|tree| Channel { steps: steps(tree, &Node::new(key.ranks, key.root, rank, tree)) })
+        .collect();
     RankProgram { channels, lanes: Vec::new() }
 }
 
@@ -128,22 +130,22 @@ fn down(chunk: u32, node: &Node, parent: u32) -> Step {
 }
 
 /// A rank's place in one of the trees.
-struct Node {
+pub(super) struct Node {
     parent: Option<u32>,
     left: Option<u32>,
     right: Option<u32>,
 }
 
 impl Node {
-    fn new(key: &ProgramKey, rank: u32, tree: u32) -> Self {
-        let n = key.ranks;
+    /// The place of `rank` among `n` ranks.
+    pub(super) fn new(n: u32, root: u32, rank: u32, tree: u32) -> Self {
         let m = n - 1;
-        let rank_at = |place: u32| (key.root + 1 + shuffle(place, m, tree)) % n;
-        if rank == key.root {
+        let rank_at = |place: u32| (root + 1 + shuffle(place, m, tree)) % n;
+        if rank == root {
             return Self { parent: None, left: Some(rank_at(top(m))), right: None };
         }
-        let place = unshuffle((rank + n - key.root - 1) % n, m, tree);
-        let parent = parent(place, m).map_or(key.root, rank_at);
+        let place = unshuffle((rank + n - root - 1) % n, m, tree);
+        let parent = parent(place, m).map_or(root, rank_at);
         let (left, right) = children(place, m);
         Self { parent: Some(parent), left: left.map(rank_at), right: right.map(rank_at) }
     }
@@ -152,7 +154,13 @@ impl Node {
         self.left.is_none() && self.right.is_none()
     }
 
-    fn children(&self) -> Vec<u32> {
+    /// The rank above; None for the root.
+    pub(super) fn parent(&self) -> Option<u32> {
+        self.parent
+    }
+
+    /// The ranks below.
+    pub(super) fn children(&self) -> Vec<u32> {
         self.left.into_iter().chain(self.right).collect()
     }
 

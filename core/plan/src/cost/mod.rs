@@ -137,13 +137,13 @@ fn net(key: &ProgramKey, route: Route, (bytes, tiles): (f64, f64), topology: &To
         hosts: f64::from(topology.hosts()),
         local: f64::from(topology.places().1),
     };
-    let NetTraffic { out, out_of_rank, hops, busiest, more_messages } = net_traffic(&across);
+    let NetTraffic { out, out_of_rank, hops, waits, busiest, more_messages } = net_traffic(&across);
     let of_host = if topology.net_mbps == 0 { NET_MBPS } else { topology.net_mbps };
     let of_rank = if topology.rank_mbps == 0 { of_host } else { topology.rank_mbps };
     // A megabit per second is an eighth of a byte per µs.
     let us = |bytes: f64, mbps: u32| bytes / (f64::from(mbps) / 8.0);
     let moved = us(out, of_host).max(us(out_of_rank, of_rank));
-    let waits = (tiles - 1.0) * hops * topology.constants.net_round_us;
+    let waits = (tiles - 1.0) * waits * topology.constants.net_round_us;
     let Constants { net_hop_us, net_message_us, .. } = topology.constants;
     let begin = match key.collective {
         // Ranks do not wait for those behind them, so calls that follow one another overlap: what the busiest

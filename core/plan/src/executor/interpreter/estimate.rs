@@ -18,6 +18,8 @@ const USEFUL_BYTES: u64 = 2 << 10;
 /// [`NET_INSTANCES`]: measured over TCP, where one connection at a time is fastest up to a few MiB, and four
 /// are from 16 MiB on.
 const NET_USEFUL_BYTES: u64 = 1 << 20;
+/// The same where ranks have NICs of their own, which a block does not keep busy: by the twin.
+const OWN_NIC_USEFUL_BYTES: u64 = 128 << 10;
 /// Most pieces of a chunk that goes over a network.
 const NET_INSTANCES: u32 = 4;
 /// Above this size the host device runs two instances.
@@ -117,7 +119,11 @@ pub fn cheapest(query: &Query<'_>) -> Result<Outcome> {
         DeviceKind::Cuda { .. } if topology.hosts() > 1 => limit.min(NET_INSTANCES),
         DeviceKind::Cuda { .. } => limit,
     };
-    let useful_bytes = if topology.hosts() > 1 { NET_USEFUL_BYTES } else { USEFUL_BYTES };
+    let useful_bytes = match topology.hosts() {
+        1 => USEFUL_BYTES,
+        _ if topology.has_own_nics() => OWN_NIC_USEFUL_BYTES,
+        _ => NET_USEFUL_BYTES,
+    };
     let chunk = bytes / u64::from(algo::shape(&key)?.per_block);
     let useful = u64::from(limit).min(chunk.div_ceil(useful_bytes).max(1)) as u32;
     let least = config.min_ctas.div_ceil(channels).min(limit);

@@ -34,8 +34,6 @@ pub struct Lowered {
     pub lanes: Vec<u8>,
     /// Chunks of scratch.
     pub scratch_chunks: u32,
-    /// True if some channel waits for another one.
-    pub signals: bool,
     /// Chunks of input, output and scratch.
     pub chunks: [u32; 3],
     /// Chunks per block.
@@ -89,7 +87,6 @@ pub fn lower(shape: &Shape, program: &RankProgram, reduces: DeviceOp) -> Result<
         channels,
         lanes: lanes(shape, program)?,
         scratch_chunks: shape.scratch,
-        signals: false,
         chunks: [Buf::Input, Buf::Output, Buf::Scratch].map(|buf| shape.chunks(buf)),
         per_block: shape.per_block,
     };
@@ -124,14 +121,6 @@ pub fn bind(
         ..Work::default()
     };
     let packing = packing(&choice.key, lowered.channels.len() as u32, config)?;
-    if lowered.signals && packing.channels_per_block > 1 {
-        return Err(PlanError::usage(format!(
-            "the program's {} channels wait for each other and need a lane each, there are {}: raise the \
-             number of lanes",
-            lowered.channels.len(),
-            config.lanes
-        )));
-    }
     let instances =
         cut(&mut work, choice.instances.clamp(1, packing.most_instances), choice.route, elem, config)?;
     work.slices = (config.depth / slots_needed(&choice.key)).max(1);
@@ -217,6 +206,12 @@ pub(crate) fn packing(key: &ProgramKey, channels: u32, config: &PlanConfig) -> R
     let wanted = available.min(config.most_ctas(key.collective)).max(1);
     let most = (MAX_CHANNEL_STEPS / algo::most_channel_steps(key)).max(1);
     let channels_per_block = channels.div_ceil(wanted).min(most);
+    if channels_per_block > 1 && algo::waits_across(key) {
+        return Err(PlanError::usage(format!(
+            "the program's {channels} channels wait for each other and need a block and a lane each, there \
+             are {wanted}: raise the number of lanes and CTAs, or choose another algorithm"
+        )));
+    }
     let blocks = channels.div_ceil(channels_per_block);
     let lanes = if algo::shares_lanes(key) { blocks.min(available) } else { blocks };
     if lanes > available {
@@ -328,7 +323,6 @@ fn signal(lowered: &mut Lowered) {
     for (channel, step) in awaited {
         let (first, _) = lowered.channels[usize::from(channel)];
         lowered.steps[usize::from(first) + usize::from(step)].flags |= SIGNAL;
-        lowered.signals = true;
     }
 }
 
@@ -357,7 +351,7 @@ mod tests {
         let first = &plain.steps[0];
         assert_eq!((first.order, first.n_recv, &first.recv[..2], first.src_chunk), (1, 2, &[2, 1][..], 1));
         assert_eq!((plain.steps[2].times, plain.steps[2].stride, plain.steps[2].send[0]), (3, -1, 3));
-        assert_eq!((plain.chunks, plain.scratch_chunks, plain.signals), ([2, 2, 1], 1, false));
+        assert_eq!((plain.chunks, plain.scratch_chunks), ([2, 2, 1], 1));
         let pre = lower(&shape(Collective::AllReduce), &program, DeviceOp::PreMulSum).unwrap();
         let with_pre: Vec<bool> = pre.steps.iter().map(|step| step.flags & PRE != 0).collect();
         assert_eq!(with_pre, [true, false, true]);
@@ -376,7 +370,6 @@ mod tests {
         let lowered = lower(&shape(Collective::AllReduce), &program, DeviceOp::Sum).unwrap();
         let signals: Vec<bool> = lowered.steps.iter().map(|step| step.flags & SIGNAL != 0).collect();
         assert_eq!(signals, [true, false, false]);
-        assert!(lowered.signals);
         assert_eq!((lowered.steps[2].after_channel, lowered.steps[2].after_step), (0, 0));
         assert_eq!((lowered.steps[0].after_channel, lowered.channels), (NO_DEP, vec![(0, 2), (2, 1)]));
     }

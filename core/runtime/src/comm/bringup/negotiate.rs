@@ -13,7 +13,7 @@ use hawser_device::pool::GRANULARITY;
 use hawser_device::{Device, HeapKind, size_text};
 use hawser_kernels_abi::MAX_BLOCKS;
 use hawser_oob::wire::Wire;
-use hawser_plan::config::{MIN_LANES, NET_LL_BYTES, NET_SLOT_BYTES};
+use hawser_plan::config::{MIN_LANES, NET_LL_BYTES, NET_SLOT_BYTES, OWN_NIC_SLOT_BYTES};
 use hawser_plan::executor::fused;
 use hawser_plan::executor::fused::zero_copy;
 use hawser_plan::layout::HeapLayout;
@@ -37,7 +37,8 @@ use crate::tuning::tuners;
 const HEAP_BUDGET: u64 = 71 << 20;
 /// The same where copy engines move what is large: they have staging.
 const SM_FREE_HEAP_BUDGET: u64 = 31 << 20;
-/// The same where slots cross a network: eight lanes for eight ranks of a host, and as many for messages.
+/// The same where slots cross a network: eight lanes for eight ranks of a host, and as many for messages; 16
+/// where ranks have NICs of their own.
 const NET_HEAP_BUDGET: u64 = 193 << 20;
 
 /// The result of the negotiation.
@@ -253,6 +254,7 @@ pub fn plan_config_elsewhere(topology: &Topology, most_ctas: u32) -> Result<Plan
     let mut plan_config = plan_config(topology.device, settings, &Config::default())?;
     if topology.hosts() > 1 {
         limit_to_network(&mut plan_config, topology, settings.wire);
+        limit_to_nics(&mut plan_config, topology);
     }
     plan_config.max_ctas = plan_config.max_ctas.min(most_ctas.max(1));
     plan_config.min_ctas = plan_config.min_ctas.min(plan_config.max_ctas);
@@ -340,6 +342,7 @@ fn take_net(
 ) -> Result<()> {
     (topology.net_mbps, topology.rank_mbps) = (agreed.host_mbps, agreed.rank_mbps);
     topology.collnet = agreed.collnet;
+    limit_to_nics(plan_config, topology);
     let most = u32::try_from(agreed.most_bytes).unwrap_or(u32::MAX);
     let most = most.saturating_sub(plan_config.slot_lead) & !511;
     if most < 512 {
@@ -350,6 +353,13 @@ fn take_net(
     plan_config.slot_bytes[0] = plan_config.slot_bytes[0].min((most / 2) & !511);
     plan_config.message_bytes = most.into();
     Ok(())
+}
+
+/// Slots are smaller, and so there are more FIFOs, where ranks have NICs of their own.
+fn limit_to_nics(plan_config: &mut PlanConfig, topology: &Topology) {
+    if topology.has_own_nics() && env::settings().buffsize.is_none() {
+        plan_config.slot_bytes[2] = plan_config.slot_bytes[2].min(OWN_NIC_SLOT_BYTES);
+    }
 }
 
 /// Only LL and Simple cross a network, and a slot is one message. A GPU reads LL's words as they arrive, so
