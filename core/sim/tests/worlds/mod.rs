@@ -1,8 +1,8 @@
 //! Clusters, settings and calls that several tests use.
 #![allow(dead_code)] // not every test uses all of it
 
-use hawser_plan::config::NET_SLOT_BYTES;
-use hawser_plan::{Call, Collective, DataType, Decision, PlanConfig, Route, Topology, choose};
+use hawser_plan::config::{NET_SLOT_BYTES, algorithm_bit};
+use hawser_plan::{Algorithm, Call, Collective, DataType, Decision, PlanConfig, Route, Topology, choose};
 use hawser_sim::{Cluster, File, Options, Prediction, Result, Twin};
 use hawser_types::DeviceKind;
 
@@ -58,7 +58,9 @@ pub fn predict_with(
 pub fn only(topology: &Topology, algorithm: &str, route: Route) -> PlanConfig {
     let mut config = settings(topology);
     let all = |lists: &str| Collective::ALL.map(|c| format!("{}:{lists}", c.name())).join(";");
-    config.algorithms = PlanConfig::parse_algo(&format!(";{}", all(algorithm))).expect("a known algorithm");
+    // `Ring` in `NCCL_ALGO` would mean rings of rails too.
+    let known = Algorithm::ALL.into_iter().find(|known| known.name().eq_ignore_ascii_case(algorithm));
+    config.algorithms = [Some(algorithm_bit(known.expect("a known algorithm"))); 8];
     config.routes = PlanConfig::parse_proto(&format!(";{}", all(route.name()))).expect("a known route");
     config
 }
