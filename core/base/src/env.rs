@@ -89,17 +89,6 @@ impl Settings {
         }
     }
 
-    /// The folder of the sockets through which rules of a process can be changed, if there may be sockets.
-    pub fn runtime_folder(&self) -> Option<PathBuf> {
-        match self.runtime_dir.as_deref() {
-            Some("none") => None,
-            Some(folder) => Some(folder.into()),
-            // A folder of this user alone, where no variable of the environment makes a difference between a
-            // job and the shell in which somebody asks for it.
-            None => Some(format!("/dev/shm/hawser-{}", rustix::process::geteuid().as_raw()).into()),
-        }
-    }
-
     /// Returns the name by which `hawser rules apply --job` finds this process.
     pub fn job(&self) -> Option<String> {
         self.job_name.clone().or_else(|| std::env::var("SLURM_JOB_ID").ok())

@@ -215,9 +215,9 @@ settings! {
         rules_watch: Option<String> = "HAWSER_RULES_WATCH", TEXT, unset "0", page "rules.md";
         /// Seconds that ranks may take for each step of a change of rules.
         rules_timeout: Duration = "HAWSER_RULES_TIMEOUT", RULES_SECONDS, default "10", page "rules.md";
-        /// Folder of the sockets through which the rules of a process can be changed; `none`: no socket.
-        runtime_dir: Option<String> = "HAWSER_RUNTIME_DIR", TEXT, unset "`/dev/shm/hawser-UID`",
-            page "rules.md";
+        /// Folder of the sockets through which the rules of a process can be changed; unset: they have names
+        /// instead of files (unix(7), abstract); `none`: no socket.
+        runtime_dir: Option<String> = "HAWSER_RUNTIME_DIR", TEXT, unset "no files", page "rules.md";
         /// Name by which `hawser rules apply --job` finds this process.
         job_name: Option<String> = "HAWSER_JOB", TEXT, unset "`SLURM_JOB_ID`", page "rules.md";
     }

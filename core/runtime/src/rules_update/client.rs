@@ -3,15 +3,15 @@
 use std::io::{ErrorKind as Io, Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hawser_base::env;
 use hawser_base::error::{Error, Result};
 use hawser_plugin::tuner::SettingsFile;
 
-use super::same_user::{self, printable};
-use super::{control_socket, wire};
+use super::address::Address;
+use super::same_user::printable;
+use super::wire;
 use crate::progress::decision::{Asked, Told};
 use crate::progress::verdict::Verdict;
 
@@ -60,12 +60,7 @@ pub struct Answer {
 /// # Errors
 /// The folder of the sockets is not one of this user alone.
 pub fn processes() -> Result<Vec<u32>> {
-    let Some(folder) = env::settings().runtime_folder() else { return Ok(Vec::new()) };
-    if std::fs::symlink_metadata(&folder).is_err_and(|error| error.kind() == Io::NotFound) {
-        return Ok(Vec::new());
-    }
-    same_user::check_folder(&folder)?;
-    Ok(control_socket::processes_in(&folder))
+    Address::of(&env::settings()).map_or_else(|| Ok(Vec::new()), |address| address.processes())
 }
 
 /// Asks a process about its communicators.
@@ -179,37 +174,21 @@ pub fn apply(pid: u32, ids: &[String], files: &[SettingsFile], limit: Duration) 
 
 /// The lines of an answer without the last, by their fields, which can be printed.
 fn ask(pid: u32, question: &str, bytes: &[u8], limit: Duration) -> Result<Vec<Vec<String>>> {
-    let folder = env::settings().runtime_folder();
-    let folder = folder
-        .as_deref()
+    let address = Address::of(&env::settings())
         .ok_or_else(|| Error::invalid_usage("HAWSER_RUNTIME_DIR=none: no process can be asked"))?;
-    ask_in(folder, pid, question, bytes, limit)
+    ask_at(&address, pid, question, bytes, limit)
 }
 
-fn ask_in(
-    folder: &Path,
+fn ask_at(
+    address: &Address,
     pid: u32,
     question: &str,
     bytes: &[u8],
     limit: Duration,
 ) -> Result<Vec<Vec<String>>> {
-    let path = control_socket::socket_of(folder, pid);
-    let what = |error: std::io::Error| {
-        let gone = matches!(error.kind(), Io::NotFound | Io::ConnectionRefused);
-        let text = format!("asking process {pid} through {}", path.display());
-        let remedy = "is it there, on this host, of this user, with the same HAWSER_RUNTIME_DIR, and does it \
-                      have a \
-                      communicator of more than one rank?";
-        if gone { Error::system(text, error).remedy(remedy) } else { Error::system(text, error) }
-    };
-    if let Err(error) = std::fs::symlink_metadata(&path) {
-        return Err(what(error));
-    }
-    same_user::check_folder(folder)?;
-    same_user::check_socket(&path)?;
     let until = Instant::now() + limit;
-    let mut stream = UnixStream::connect(&path).map_err(what)?;
-    same_user::check_peer(&stream)?;
+    let mut stream = address.connect(pid)?;
+    let what = |error: std::io::Error| Error::system(format!("asking process {pid}"), error);
     stream.set_write_timeout(Some(limit)).map_err(what)?;
     let asked = stream.write_all(format!("{question}\n").as_bytes()).and_then(|()| stream.write_all(bytes));
     let asked = asked.and_then(|()| stream.shutdown(Shutdown::Write));
@@ -259,8 +238,9 @@ fn nonsense(pid: u32, text: &str) -> Error {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
-    use std::path::PathBuf;
+    use std::path::{Path, PathBuf};
 
+    use super::super::address::tests::socket_of;
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(10);
@@ -275,7 +255,7 @@ mod tests {
 
     /// Somebody who gives an answer to whatever is asked.
     fn answering(folder: &Path, pid: u32, answer: &'static [u8]) -> std::thread::JoinHandle<()> {
-        let listener = UnixListener::bind(control_socket::socket_of(folder, pid)).unwrap();
+        let listener = UnixListener::bind(socket_of(folder, pid)).unwrap();
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let _ = stream.write_all(answer);
@@ -286,9 +266,9 @@ mod tests {
     fn a_folder_that_others_can_look_into_is_not_asked() {
         let folder = folder("open");
         std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let listener = UnixListener::bind(control_socket::socket_of(&folder, 7)).unwrap();
+        let listener = UnixListener::bind(socket_of(&folder, 7)).unwrap();
         listener.set_nonblocking(true).unwrap();
-        let error = ask_in(&folder, 7, "list", &[], LIMIT).unwrap_err();
+        let error = ask_at(&Address::Folder(folder.clone()), 7, "list", &[], LIMIT).unwrap_err();
         assert!(error.text.contains("mode 700"), "{error}");
         assert!(listener.accept().is_err(), "nobody was asked, so rules went to nobody");
         std::fs::remove_dir_all(folder).unwrap();
@@ -298,7 +278,7 @@ mod tests {
     fn what_an_answer_does_to_a_terminal_is_left_out() {
         let folder = folder("escapes");
         let there = answering(&folder, 7, b"job\t\x1b]0;owned\x07\x1b[2Jx\nend\n");
-        let lines = ask_in(&folder, 7, "list", &[], LIMIT).unwrap();
+        let lines = ask_at(&Address::Folder(folder.clone()), 7, "list", &[], LIMIT).unwrap();
         assert_eq!(lines, [["job", "?]0;owned??[2Jx"]]);
         there.join().unwrap();
         std::fs::remove_dir_all(folder).unwrap();
@@ -315,7 +295,7 @@ mod tests {
     fn an_endless_answer_is_an_error() {
         let folder = folder("endless");
         let there = answering(&folder, 7, Vec::leak(vec![b'x'; LONGEST_ANSWER + (1 << 20)]));
-        let error = ask_in(&folder, 7, "list", &[], LIMIT).unwrap_err();
+        let error = ask_at(&Address::Folder(folder.clone()), 7, "list", &[], LIMIT).unwrap_err();
         assert!(error.to_string().contains("the answer is longer"), "{error}");
         there.join().unwrap();
         std::fs::remove_dir_all(folder).unwrap();

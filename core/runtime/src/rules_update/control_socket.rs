@@ -1,6 +1,5 @@
-//! The control socket of a process: a unix-domain socket in a folder of its owner, through which other
-//! programs of the same user list its communicators and change their rules. Nobody else gets through the
-//! folder.
+//! The control socket of a process: a unix-domain socket through which other programs of the same user list
+//! its communicators and change their rules. Nobody else is answered (see `same_user`).
 //!
 //! A question is a line of words, then perhaps bytes, then the end of the stream. Answers are lines of fields
 //! with tabs between them, the last of which is `end`:
@@ -16,9 +15,7 @@
 use std::fmt::Write as _;
 use std::io::{ErrorKind as Io, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -26,9 +23,8 @@ use std::time::{Duration, Instant};
 use hawser_base::env::Settings;
 use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
-use rustix::io::Errno;
-use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+use super::address::{Address, Listener};
 use super::participant::Participant;
 use super::protocol::Outcome;
 use super::{same_user, wire};
@@ -40,13 +36,10 @@ const LONGEST: usize = wire::MOST_RULES + (64 << 10);
 const MOST_CLIENTS: usize = 16;
 /// The time that somebody may take to ask, and to take the answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// The longest path that a socket can have, in bytes.
-const LONGEST_PATH: usize = 107;
 
-/// The listening socket. Dropping it removes its file.
+/// The listening socket, and who is connected.
 pub struct ControlSocket {
-    listener: UnixListener,
-    path: PathBuf,
+    listener: Listener,
     job: String,
     clients: Vec<Client>,
     patience: Duration,
@@ -78,46 +71,27 @@ impl ControlSocket {
     /// `System` or `InvalidUsage`: the folder cannot be made or is somebody else's, or the socket cannot be
     /// made.
     pub fn open(settings: &Settings) -> Result<Option<Self>> {
-        let Some(folder) = &settings.runtime_folder() else { return Ok(None) };
-        let socket = Self::at(folder, settings.job().unwrap_or_default(), settings.rules_timeout * 8)?;
+        let Some(address) = Address::of(settings) else { return Ok(None) };
+        let socket = Self::at(&address, settings.job().unwrap_or_default(), settings.rules_timeout * 8)?;
         log::info(Subsys::Init, || {
-            format!("rules of this process can be changed through {}", socket.path.display())
+            format!("rules of this process can be changed through {}", socket.listener.text)
         });
         Ok(Some(socket))
     }
 
-    fn at(folder: &Path, job: String, patience: Duration) -> Result<Self> {
-        make_folder(folder)?;
-        let path = socket_of(folder, std::process::id());
-        // Moved to its name when it listens: one that refuses is one that was left.
-        let new = path.with_extension("new");
-        if new.as_os_str().len() > LONGEST_PATH {
-            let text = format!("the path {} is longer than {LONGEST_PATH} bytes", new.display());
-            return Err(Error::invalid_usage(text).remedy("set HAWSER_RUNTIME_DIR to a shorter one"));
-        }
-        sweep(folder);
-        let open = || -> std::io::Result<UnixListener> {
-            let _ = std::fs::remove_file(&new);
-            let listener = UnixListener::bind(&new)?;
-            std::fs::set_permissions(&new, std::fs::Permissions::from_mode(0o600))?;
-            listener.set_nonblocking(true)?;
-            std::fs::rename(&new, &path)?;
-            Ok(listener)
-        };
-        let listener = open().map_err(|error| Error::system(format!("socket {}", path.display()), error))?;
-        at_exit::register(&path);
-        Ok(Self { listener, path, job, clients: Vec::new(), patience })
+    fn at(address: &Address, job: String, patience: Duration) -> Result<Self> {
+        Ok(Self { listener: address.listen()?, job, clients: Vec::new(), patience })
     }
 
     /// The descriptors for poll(2): the listener, and who is asking.
     pub fn readable(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let asking = self.clients.iter().filter(|client| matches!(client.state, State::Asks(_)));
-        std::iter::once(self.listener.as_fd()).chain(asking.map(|client| client.stream.as_fd()))
+        std::iter::once(self.listener.socket.as_fd()).chain(asking.map(|client| client.stream.as_fd()))
     }
 
     /// Serves all clients as far as possible without waiting. Returns whether there are any.
     pub fn serve(&mut self, participants: &[Arc<Participant>]) -> bool {
-        while let Ok((stream, _)) = self.listener.accept() {
+        while let Ok((stream, _)) = self.listener.socket.accept() {
             match admit(stream) {
                 Ok(client) => self.clients.push(client),
                 Err(error) => log::info(Subsys::Init, || format!("nobody is told about rules: {error}")),
@@ -295,52 +269,6 @@ fn decide(asked: &str) -> String {
     told.map(line).collect::<String>() + "end\n"
 }
 
-impl Drop for ControlSocket {
-    fn drop(&mut self) {
-        remove(&self.path);
-    }
-}
-
-/// Removes the socket of this process, and those of ranks that died with no time to do so.
-fn remove(path: &Path) {
-    let _ = std::fs::remove_file(path);
-    if let Some(folder) = path.parent() {
-        sweep(folder);
-    }
-}
-
-/// The socket of a process that ends before it has destroyed its communicators.
-mod at_exit {
-    use super::{Path, PathBuf};
-    use std::sync::{Mutex, Once, TryLockError};
-
-    /// The socket that is open, and the process that opened it.
-    static OPEN: Mutex<Option<(u32, PathBuf)>> = Mutex::new(None);
-
-    pub fn register(path: &Path) {
-        static HANDLER: Once = Once::new();
-        HANDLER.call_once(|| {
-            // SAFETY: the handler may be called at any time, also while other threads run; it waits for
-            // nobody. Without it the socket stays until the next process sweeps.
-            unsafe { libc::atexit(remove_open) };
-        });
-        let open = Some((std::process::id(), path.to_owned()));
-        *OPEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = open;
-    }
-
-    extern "C" fn remove_open() {
-        let open = match OPEN.try_lock() {
-            Ok(open) => open,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
-        // A child of a fork ends as well, and leaves its parent's alone.
-        if let Some((_, path)) = open.as_ref().filter(|(owner, _)| *owner == std::process::id()) {
-            super::remove(path);
-        }
-    }
-}
-
 impl Client {
     /// Passes on what there is to tell; false when there is nothing left.
     fn go_on(&mut self) -> std::io::Result<bool> {
@@ -368,73 +296,6 @@ impl Client {
     }
 }
 
-/// The socket of a process in this process's PID namespace: containers that share a folder have the same
-/// numbers.
-pub fn socket_of(folder: &Path, pid: u32) -> PathBuf {
-    folder.join(format!("{}{pid}.rules", prefix()))
-}
-
-/// Processes that have, or had, a socket there, in this process's PID namespace.
-pub fn processes_in(folder: &Path) -> Vec<u32> {
-    let prefix = prefix();
-    let pid = |path: PathBuf| path.file_stem()?.to_str()?.strip_prefix(&prefix)?.parse().ok();
-    sockets_in(folder, "rules").into_iter().filter_map(pid).collect()
-}
-
-fn sockets_in(folder: &Path, wanted: &str) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    entries.filter(|path| path.extension().is_some_and(|ending| ending == wanted)).collect()
-}
-
-/// The part of names of sockets that stands before process numbers: that of this PID namespace
-/// (pid_namespaces(7)).
-fn prefix() -> String {
-    format!("{}-", std::fs::metadata("/proc/self/ns/pid").map_or(0, |namespace| namespace.ino()))
-}
-
-/// Makes a folder that nobody else can look into, or checks that it is one.
-fn make_folder(folder: &Path) -> Result<()> {
-    let made = std::fs::DirBuilder::new().recursive(false).mode(0o700).create(folder);
-    if let Err(error) = made.or_else(|e| if e.kind() == Io::AlreadyExists { Ok(()) } else { Err(e) }) {
-        return Err(Error::system(format!("the folder {}", folder.display()), error));
-    }
-    same_user::check_folder(folder)
-}
-
-/// Removes sockets of processes that have ended without doing so: nobody listens there, or a forked child
-/// holds it open, which answers nobody.
-fn sweep(folder: &Path) {
-    // One that nobody listens at yet refuses as well: for those the process alone counts.
-    let prefix = prefix();
-    let is_over = |path: &PathBuf| {
-        let pid = path.file_stem().and_then(|stem| stem.to_str()?.strip_prefix(&prefix)?.parse().ok());
-        pid.and_then(rustix::process::Pid::from_raw).is_some_and(has_ended)
-    };
-    let rules = sockets_in(folder, "rules").into_iter();
-    let left = rules.filter(|path| is_over(path) || is_refused(path).unwrap_or(false));
-    let unnamed = sockets_in(folder, "new").into_iter().filter(is_over);
-    left.chain(unnamed).for_each(|path| drop(std::fs::remove_file(path)));
-}
-
-/// True if a process has ended, also when its parent has not asked how (proc_pid_stat(5)).
-fn has_ended(pid: rustix::process::Pid) -> bool {
-    if rustix::process::test_kill_process(pid) == Err(Errno::SRCH) {
-        return true;
-    }
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields: Vec<&str> =
-        stat.rsplit_once(") ").map_or_else(Vec::new, |(_, rest)| rest.split(' ').collect());
-    // A process whose first thread has ended goes on with the others.
-    let threads: usize = fields.get(17).and_then(|count| count.parse().ok()).unwrap_or(0);
-    matches!(fields.first(), Some(&"Z" | &"X")) && threads <= 1
-}
-
-/// True if nobody listens at a socket. It does not wait for one whose queue is full.
-fn is_refused(path: &Path) -> rustix::io::Result<bool> {
-    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::NONBLOCK, None)?;
-    Ok(net::connect(&socket, &SocketAddrUnix::new(path)?) == Err(Errno::CONNREFUSED))
-}
-
 /// Text as one field of a line.
 fn plain(text: &str) -> String {
     text.replace('\t', " ").replace('\n', "\u{b}")
@@ -443,16 +304,17 @@ fn plain(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::PathBuf;
 
     /// A control socket in a folder of its own.
     fn control(name: &str) -> (ControlSocket, PathBuf) {
         let folder = std::env::temp_dir().join(format!("hawser-clients-{}-{name}", std::process::id()));
-        let control = ControlSocket::at(&folder, "some\tjob".into(), PATIENCE).unwrap();
-        (control, folder)
+        let address = Address::Folder(folder.clone());
+        (ControlSocket::at(&address, "some\tjob".into(), PATIENCE).unwrap(), folder)
     }
 
-    fn knock(folder: &Path) -> UnixStream {
-        UnixStream::connect(socket_of(folder, std::process::id())).unwrap()
+    fn knock(folder: &std::path::Path) -> UnixStream {
+        Address::Folder(folder.to_owned()).connect(std::process::id()).unwrap()
     }
 
     /// The whole answer to a question.
@@ -501,53 +363,6 @@ mod tests {
         }
         let sent = writer.join().unwrap() * (64 << 10);
         assert!(sent <= LONGEST + (1 << 20), "{sent} bytes were taken");
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn a_killed_process_that_nobody_has_asked_about_has_ended() {
-        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let pid = rustix::process::Pid::from_child(&child);
-        assert!(!has_ended(pid));
-        child.kill().unwrap();
-        // Waits for its end, but leaves it as it is.
-        let options = rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
-        rustix::process::waitid(rustix::process::WaitId::Pid(pid), options).unwrap();
-        assert!(has_ended(pid));
-        child.wait().unwrap();
-        assert!(has_ended(pid));
-    }
-
-    #[test]
-    fn a_folder_of_somebody_else_is_refused() {
-        let folder = std::env::temp_dir().join(format!("hawser-control-{}", std::process::id()));
-        make_folder(&folder).unwrap();
-        make_folder(&folder).unwrap();
-        let set = |mode| std::fs::set_permissions(&folder, std::fs::Permissions::from_mode(mode)).unwrap();
-        set(0o755);
-        assert!(make_folder(&folder).unwrap_err().text.contains("HAWSER_RUNTIME_DIR"));
-        set(0o700);
-        let link = folder.join("link");
-        std::os::unix::fs::symlink(&folder, &link).unwrap();
-        assert!(make_folder(&link).is_err(), "a link may lead anywhere");
-        let _listener = UnixListener::bind(socket_of(&folder, std::process::id())).unwrap();
-        let _other = UnixListener::bind(folder.join("7-1.rules")).unwrap();
-        // Nobody listens there any more.
-        drop(UnixListener::bind(socket_of(&folder, 1)).unwrap());
-        drop(UnixListener::bind(folder.join("7-2.rules")).unwrap());
-        // A forked child of an ended process listens there.
-        let held = UnixListener::bind(socket_of(&folder, i32::MAX as u32 - 1)).unwrap();
-        std::fs::write(folder.join("other"), "").unwrap();
-        let beginning = [std::process::id(), i32::MAX as u32].map(|pid| {
-            let path = socket_of(&folder, pid).with_extension("new");
-            std::fs::write(&path, "").unwrap();
-            path
-        });
-        sweep(&folder);
-        assert_eq!(beginning.map(|path| path.exists()), [true, false]);
-        assert_eq!(processes_in(&folder), [std::process::id()]);
-        assert!(folder.join("7-1.rules").exists() && !folder.join("7-2.rules").exists());
-        drop(held);
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -8,6 +8,7 @@
 //! | `wire` | messages and rules as bytes |
 //! | `service` | the thread of a process that serves its participants |
 //! | `control_socket` | what other programs ask, and how |
+//! | `address` | how the control socket of a process is found |
 //! | `same_user` | who may ask, and who may answer |
 //! | `client` | asking another process |
 //! | `files` | rule files that are watched |
@@ -15,6 +16,7 @@
 //!
 //! `docs/adr/0010-live-change.md` says why it is so.
 
+mod address;
 pub mod client;
 mod control_socket;
 mod epoch;

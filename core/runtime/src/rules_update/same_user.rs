@@ -63,7 +63,8 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if is_meant(c) { c } else { '?' }).collect()
 }
 
-fn own() -> u32 {
+/// The number of this user.
+pub fn own() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
