@@ -301,6 +301,11 @@ impl Control {
         self.peer_left || self.out.unconfirmed() == 0
     }
 
+    /// Returns true if there is no socket.
+    pub fn is_cut(&self) -> bool {
+        self.socket.is_none()
+    }
+
     /// Ends the socket as a failing network would.
     pub fn cut(&self) -> bool {
         self.socket.as_ref().inspect(|socket| socket::cut(socket.as_fd())).is_some()

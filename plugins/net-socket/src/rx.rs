@@ -477,6 +477,10 @@ impl Member for RxConn {
         let control = lock(&self.control);
         control.is_settled() || !self.link.is_closed()
     }
+
+    fn is_cut(&self) -> bool {
+        lock(&self.control).is_cut()
+    }
 }
 
 impl Cut for RxConn {

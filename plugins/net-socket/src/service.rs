@@ -33,6 +33,8 @@ const TICK: Duration = Duration::from_millis(250);
 const IDLE_TICK: Duration = Duration::from_secs(1);
 /// The time that a dropped connection may take to tell its peer.
 const GOODBYE: Duration = Duration::from_secs(2);
+/// The same for a connection whose control socket is lost: mostly its peer has died.
+const GOODBYE_WHEN_CUT: Duration = Duration::from_millis(500);
 /// The pause between two looks at goodbyes.
 const GOODBYE_TICK: Duration = Duration::from_millis(5);
 /// Handshakes of strangers and friends at a time; beyond it one gives way.
@@ -50,6 +52,8 @@ pub(crate) trait Member: Send + Sync {
     fn ended(&self, socket: Socket);
     /// After the goodbye: nothing is left to tell.
     fn is_settled(&self) -> bool;
+    /// There is no control socket to tell anything by, unless the sender dials again.
+    fn is_cut(&self) -> bool;
 }
 
 enum Command {
@@ -200,6 +204,7 @@ struct Body {
     /// Dials that wait for their time.
     later: Vec<Errand>,
     members: Vec<Weak<dyn Member>>,
+    /// Dropped connections that still tell their peers, and since when.
     leaving: Vec<(Arc<dyn Member>, Instant)>,
     next_tick: Instant,
     /// Listeners that are out of the epoll until then.
@@ -266,7 +271,7 @@ impl Body {
                     self.members.push(member);
                     self.next_tick = self.next_tick.min(Instant::now() + TICK);
                 }
-                Command::Goodbye(member) => self.leaving.push((member, Instant::now() + GOODBYE)),
+                Command::Goodbye(member) => self.leaving.push((member, Instant::now())),
             }
         }
     }
@@ -306,12 +311,13 @@ impl Body {
             self.next_tick = now + if busy { TICK } else { IDLE_TICK };
         }
         let mut leaving = std::mem::take(&mut self.leaving);
-        leaving.retain(|(member, until)| {
-            let look = || {
+        leaving.retain(|(member, since)| {
+            let is_over = || {
                 member.tick();
-                member.is_settled()
+                let limit = if member.is_cut() { GOODBYE_WHEN_CUT } else { GOODBYE };
+                member.is_settled() || now.saturating_duration_since(*since) > limit
             };
-            !self.shielded(look).unwrap_or(true) && *until > now
+            !self.shielded(is_over).unwrap_or(true)
         });
         self.leaving = leaving;
     }

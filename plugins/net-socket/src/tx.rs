@@ -563,6 +563,10 @@ impl Member for TxConn {
         let control = lock(&self.control);
         control.is_settled() || !self.link.is_closed()
     }
+
+    fn is_cut(&self) -> bool {
+        lock(&self.control).is_cut()
+    }
 }
 
 impl Cut for TxConn {

@@ -28,9 +28,8 @@ use hawser_tests::stops::Stop;
 /// The number of jobs with stopped ranks at a time: they wait for most of it.
 const SIDE_BY_SIDE: usize = 10;
 
-/// The time by which survivors should have ended: of one host, and of several. Kills that take longer are
-/// named.
-const IN_TIME: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(6)];
+/// The time by which survivors should have ended. Kills that take longer are named.
+const IN_TIME: Duration = Duration::from_secs(2);
 
 /// The findings in one kind of kills.
 #[derive(Default)]
@@ -83,7 +82,7 @@ fn main() -> ExitCode {
         row.hangs += u32::from(!outcome.hangs.is_empty());
         row.wrong += u32::from(!outcome.wrong.is_empty());
         row.times.push(outcome.last);
-        if outcome.last > if kill.hosts == 1 { IN_TIME[0] } else { IN_TIME[1] } {
+        if outcome.last > IN_TIME {
             println!("seed {seed}: {}: took {:.1} s", kill.words(), outcome.last.as_secs_f32());
         }
         for text in outcome.hangs.iter().chain(&outcome.wrong) {

@@ -60,7 +60,7 @@ pub struct Answer {
 /// # Errors
 /// The folder of the sockets is not one of this user alone.
 pub fn processes() -> Result<Vec<u32>> {
-    Address::of(&env::settings()).map_or_else(|| Ok(Vec::new()), |address| address.processes())
+    Address::of(env::settings()).map_or_else(|| Ok(Vec::new()), |address| address.processes())
 }
 
 /// Asks a process about its communicators.
@@ -174,7 +174,7 @@ pub fn apply(pid: u32, ids: &[String], files: &[SettingsFile], limit: Duration) 
 
 /// The lines of an answer without the last, by their fields, which can be printed.
 fn ask(pid: u32, question: &str, bytes: &[u8], limit: Duration) -> Result<Vec<Vec<String>>> {
-    let address = Address::of(&env::settings())
+    let address = Address::of(env::settings())
         .ok_or_else(|| Error::invalid_usage("HAWSER_RUNTIME_DIR=none: no process can be asked"))?;
     ask_at(&address, pid, question, bytes, limit)
 }
