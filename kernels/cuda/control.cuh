@@ -84,7 +84,7 @@ __device__ __forceinline__ i32 block_of(u32 channel) {
 #pragma unroll 1
     for (u32 i = 0; i < sh.n_blocks; i++) {
         const HawserBlock& b = sh.blocks[i];
-        if (b.channel == channel && b.instance == sh.block.instance && b.work == sh.block.work) return (i32)i;
+        if (b.channel == channel && b.instance == sh.block.instance) return (i32)i;
     }
     return -1;
 }

@@ -34,13 +34,16 @@ pub struct Window {
 /// the program is right there too.
 ///
 /// # Errors
-/// `BadProgram` for what the format cannot say: a network, native steps, a protocol without FIFOs, too many
+/// `BadProgram` for what the format cannot say: a network, runs, native steps, a protocol without FIFOs, too many
 /// channels or steps.
 pub fn to_xml(program: &Program, window: &Window) -> Result<String> {
     let shape = &program.shape;
     let bad = |text: String| Err(PlanError::program(format!("{}: {text}", shape.name)));
     if program.ranks.len() as u32 != shape.ranks {
         return bad("MSCCL knows no networks that reduce".into());
+    }
+    if program.ranks.iter().any(|rank| rank.longest_run() > 1) {
+        return bad("its runs of chunks are one slot each, which MSCCL cannot say: export another one".into());
     }
     let lanes = program.ranks.iter().map(RankProgram::lane_count).max().unwrap_or(0).max(1);
     if lanes > MOST_CHANNELS {

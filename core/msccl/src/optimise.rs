@@ -128,7 +128,7 @@ fn coarse_rank(rank: &RankProgram, factor: u32) -> Option<RankProgram> {
         Some(Channel { steps })
     };
     let channels = (0..).zip(channels).map(finish).collect::<Option<_>>()?;
-    Some(RankProgram { channels, lanes: rank.lanes.clone() })
+    Some(RankProgram { channels, lanes: rank.lanes.clone(), runs: rank.runs.clone() })
 }
 
 /// The last awaited step of every channel.
@@ -202,7 +202,11 @@ mod tests {
             let add = |c: u32| Channel {
                 steps: vec![copy(input(c), output(c)).after(0, 1), reduce(scratch(c), output(c)).finish()],
             };
-            RankProgram { channels: vec![Channel { steps: talk }, add(0), add(1)], lanes: Vec::new() }
+            RankProgram {
+                channels: vec![Channel { steps: talk }, add(0), add(1)],
+                lanes: Vec::new(),
+                runs: Vec::new(),
+            }
         };
         let shape = Shape {
             name: "halves".into(),

@@ -9,8 +9,8 @@ use decisions::decided;
 use hawser_msccl::{Window, to_xml};
 use hawser_plan::Scalar;
 use hawser_plan::algo::{self, ProgramKey};
-use hawser_plan::executor::interpreter::{bind, lower};
-use hawser_plan::executor::launch::device_op;
+use hawser_plan::executor::interpreter::{Lowered, bind, lower};
+use hawser_plan::executor::launch::{LaunchPlan, device_op};
 use hawser_plan::imported::{self, Handle};
 use hawser_plan::{Algorithm, Call, Collective, DataType, PlanConfig, ReduceOp, Route};
 use hawser_program::text::to_text;
@@ -30,6 +30,8 @@ fn config(key: &ProgramKey, lanes: u32) -> PlanConfig {
             let depth = usual.depth.max(imported::kept(program).min_depth);
             PlanConfig { depth, lanes: lanes.max(imported::kept(program).lanes()), ..usual }
         }
+        // A run is one tile.
+        _ if algo::run(key) > 1 => PlanConfig { slot_bytes: [64 << 10; 3], ..usual },
         _ => usual,
     }
 }
@@ -130,11 +132,16 @@ impl Case {
 
     fn run(&self) {
         let ranks = 0..self.key.ranks;
+        if algo::run(&self.key) > 1 && !(self.count * ELEM).is_multiple_of(16) {
+            let error = self.bind(0).unwrap_err();
+            assert!(error.text.contains("no multiple of 16"), "{error}");
+            return;
+        }
         let mut launches: Vec<Vec<Launch>> = ranks.clone().map(|rank| self.launch(rank)).collect();
         let mut memory: Vec<Vec<u8>> = ranks.clone().map(|rank| self.memory(rank)).collect();
         for (memory, launch) in memory.iter_mut().zip(&mut launches) {
             for launch in launch {
-                launch.plan.args.works[0].base[2] = memory.len() as u64;
+                launch.plan.set_base(2, memory.len() as u64);
                 memory.resize(memory.len() + launch.plan.scratch_bytes as usize, 0xcd);
             }
         }
@@ -146,7 +153,7 @@ impl Case {
         }
     }
 
-    fn launch(&self, rank: u32) -> Vec<Launch> {
+    fn bind(&self, rank: u32) -> hawser_plan::Result<(LaunchPlan, Lowered)> {
         let (input, output, _) = self.layout(rank);
         let call = Call {
             collective: self.key.collective,
@@ -162,7 +169,12 @@ impl Case {
         let choice = decided(self.key, self.route, self.instances, 1);
         let program = algo::rank_program(&self.key, rank).unwrap();
         let lowered = lower(&algo::shape(&self.key).unwrap(), &program, device_op(&call)).unwrap();
-        let plan = bind(&lowered, &call, &choice, self.key.ranks, &config(&self.key, self.lanes)).unwrap();
+        let plan = bind(&lowered, &call, &choice, self.key.ranks, &config(&self.key, self.lanes))?;
+        Ok((plan, lowered))
+    }
+
+    fn launch(&self, rank: u32) -> Vec<Launch> {
+        let (plan, lowered) = self.bind(rank).unwrap();
         assert_eq!(plan.args.n_blocks == 0, self.count == 0, "only empty calls launch nothing");
         if plan.args.n_blocks == 0 {
             return Vec::new();
@@ -173,6 +185,7 @@ impl Case {
         lanes.dedup();
         let blocks = usize::from(plan.args.n_blocks);
         let shares = matches!(self.key.algorithm, Algorithm::Imported(_)) || blocks > self.lanes as usize;
+        let shares = shares || algo::lanes(&self.key) > 0;
         assert!(shares || lanes.len() == blocks, "every block has a lane of its own");
         vec![Launch { plan, steps: lowered.steps }]
     }
@@ -306,11 +319,43 @@ fn exported_programs() {
         for &algorithm in algo::algorithms(collective) {
             for ranks in [2, 3, 5, 8] {
                 let root = if collective.rooted() { 1 } else { 0 };
-                let program = algo::program(&ProgramKey::new(collective, algorithm, ranks, root)).unwrap();
+                let key = ProgramKey::new(collective, algorithm, ranks, root);
+                let program = algo::program(&key).unwrap();
+                if algo::run(&key) > 1 {
+                    // Neither form is taken: see the tests of MSCCL's and of the limits.
+                    assert!(imported::read(&to_text(&program)).unwrap_err().text.contains("runs of chunks"));
+                    continue;
+                }
                 let xml = imported::read(&to_xml(&program, &window).unwrap()).unwrap();
                 run_imported(imported::keep(xml, 0));
                 run_imported(imported::keep(imported::read(&to_text(&program)).unwrap(), 0));
             }
         }
+    }
+}
+
+/// Relays of given hosts: blocks of a whole host in one message, up to a slot's size.
+#[test]
+fn relays_of_given_hosts() {
+    let (dtype, op) = (DataType::Int64, ReduceOp::Sum);
+    for (hosts, per_host) in [(2, 8), (3, 4), (5, 3), (12, 2), (20, 4)] {
+        let key = ProgramKey::new(Collective::AllToAll, Algorithm::RailRelay, hosts * per_host, 0);
+        let key = ProgramKey { per_host, ..key };
+        for (count, route) in [(2, Route::LL), (130, Route::SIMPLE), (1024, Route::SIMPLE)] {
+            let lanes = algo::lanes(&key);
+            Case { key, count, dtype, op, route, instances: 3, in_place: false, lanes }.run();
+        }
+        let long = Case {
+            key,
+            count: 1 << 14,
+            dtype,
+            op,
+            route: Route::SIMPLE,
+            instances: 1,
+            in_place: false,
+            lanes: 24,
+        };
+        let error = long.bind(0).unwrap_err();
+        assert!(error.text.contains("do not fit into a slot"), "{error}");
     }
 }

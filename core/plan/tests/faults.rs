@@ -145,7 +145,7 @@ fn deadlock_of_receivers_and_of_dependencies() {
     ];
     let program = Program {
         shape: shape(Collective::Broadcast, 1, 2, 0),
-        ranks: vec![RankProgram { channels: both, lanes: Vec::new() }],
+        ranks: vec![RankProgram { channels: both, lanes: Vec::new(), runs: Vec::new() }],
     };
     assert!(fault(&program).to_string().contains("rank 0 channel 0 step 0 waits for channel 1 step 0"));
 }
@@ -162,8 +162,8 @@ fn two_channels(ordered: bool) -> Program {
     ];
     let other = vec![Channel::default(), Channel { steps: vec![recv(0, output(0))] }];
     let ranks = vec![
-        RankProgram { channels: root, lanes: Vec::new() },
-        RankProgram { channels: other, lanes: Vec::new() },
+        RankProgram { channels: root, lanes: Vec::new(), runs: Vec::new() },
+        RankProgram { channels: other, lanes: Vec::new(), runs: Vec::new() },
     ];
     Program { shape: shape(Collective::Broadcast, 2, 1, 1), ranks }
 }
@@ -197,8 +197,8 @@ fn a_message_orders_channels_like_a_dependency() {
         Channel { steps: vec![send(output(0), vec![0]).after(0, 0)] },
     ];
     let ranks = vec![
-        RankProgram { channels: zero, lanes: Vec::new() },
-        RankProgram { channels: one, lanes: Vec::new() },
+        RankProgram { channels: zero, lanes: Vec::new(), runs: Vec::new() },
+        RankProgram { channels: one, lanes: Vec::new(), runs: Vec::new() },
     ];
     let mut program = Program { shape: shape(Collective::AllReduce, 2, 1, 0), ranks };
     verify(&program, DEPTH, true).unwrap();
@@ -299,7 +299,7 @@ fn chains_of_copies_need_no_more_than_one_slot() {
 fn two_channels_on_one_fifo() {
     let both = |step: fn(u32) -> Step| {
         let channels = vec![Channel { steps: vec![step(0)] }, Channel { steps: vec![step(1)] }];
-        RankProgram { channels, lanes: vec![0, 0] }
+        RankProgram { channels, lanes: vec![0, 0], runs: Vec::new() }
     };
     let root = both(|chunk| copy_send(input(chunk), output(chunk), vec![1]));
     let other = both(|chunk| recv(0, output(chunk)));

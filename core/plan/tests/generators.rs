@@ -211,3 +211,33 @@ fn rails_of_given_hosts() {
         assert!(algo::program(&ProgramKey { per_host, ..key }).is_err(), "12 ranks, {per_host} per host");
     }
 }
+
+/// All-to-all by relays, for all splits into hosts of up to 64 ranks and a few larger ones: a rank has one
+/// message for every other host, which stays on its rail and carries the blocks of a whole host.
+#[test]
+fn relays_of_given_hosts() {
+    let small = (2..=32).flat_map(|hosts| (2..=64 / hosts).map(move |per_host| (hosts, per_host)));
+    for (hosts, per_host) in small.chain([(16, 8), (3, 16), (40, 4)]) {
+        let key = ProgramKey::new(Collective::AllToAll, Algorithm::RailRelay, hosts * per_host, 0);
+        let program = algo::program(&ProgramKey { per_host, ..key }).unwrap();
+        for (rank, own) in (0..).zip(&program.ranks) {
+            let mut far = Vec::new();
+            for (channel, steps) in (0..).zip(&own.channels) {
+                let sent = steps.steps.iter().flat_map(|step| &step.send);
+                for &peer in sent.filter(|peer| **peer / per_host != rank / per_host) {
+                    assert_eq!((peer % per_host, own.run(channel)), (rank % per_host, per_host));
+                    far.push(peer / per_host);
+                }
+            }
+            far.sort_unstable();
+            let others: Vec<u32> = (0..hosts).filter(|host| *host != rank / per_host).collect();
+            assert_eq!(far, others, "{hosts} hosts of {per_host}, rank {rank}");
+        }
+        let verdict = verify(&program, DEPTH, false)
+            .unwrap_or_else(|fault| panic!("{hosts} hosts of {per_host}: {fault}"));
+        assert!(verdict.min_depth <= 2, "{hosts} hosts of {per_host}: {verdict:?}");
+    }
+    let large = ProgramKey::new(Collective::AllToAll, Algorithm::RailRelay, 16 * 242, 0);
+    let error = algo::shape(&ProgramKey { per_host: 16, ..large }).unwrap_err();
+    assert!(error.text.contains("242 hosts of 16 ranks, at most 241"), "{error}");
+}

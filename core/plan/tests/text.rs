@@ -122,7 +122,11 @@ fn program() -> impl Strategy<Value = Program> {
             .prop_filter("the usual", |l| l.iter().zip(0..).any(|(a, b)| *a != b));
         let lanes =
             if count == 0 { Just(Vec::new()).boxed() } else { prop_oneof![Just(Vec::new()), own].boxed() };
-        lanes.prop_map(move |lanes| RankProgram { channels: channels.clone(), lanes })
+        let long = proptest::collection::vec(0..9u32, count)
+            .prop_filter("the usual", |runs| runs.iter().any(|run| *run != 1));
+        let runs =
+            if count == 0 { Just(Vec::new()).boxed() } else { prop_oneof![Just(Vec::new()), long].boxed() };
+        (lanes, runs).prop_map(move |(lanes, runs)| RankProgram { channels: channels.clone(), lanes, runs })
     });
     let numbers = (any::<u32>(), any::<u32>(), any::<u32>(), any::<u32>());
     let collective = proptest::sample::select(Collective::ALL.to_vec());

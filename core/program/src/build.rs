@@ -109,11 +109,11 @@ impl Channel {
 impl RankProgram {
     /// A program of `channels` channels without steps.
     pub fn with_channels(channels: usize) -> Self {
-        Self { channels: vec![Channel::default(); channels], lanes: Vec::new() }
+        Self { channels: vec![Channel::default(); channels], lanes: Vec::new(), runs: Vec::new() }
     }
 
     /// A program of one channel.
     pub fn single(steps: Vec<Step>) -> Self {
-        Self { channels: vec![Channel { steps }], lanes: Vec::new() }
+        Self { channels: vec![Channel { steps }], lanes: Vec::new(), runs: Vec::new() }
     }
 }

@@ -157,6 +157,10 @@ pub struct RankProgram {
     /// The lane of each channel, which names its FIFOs; empty = channel `c` has lane `c`. Channels of a rank
     /// that share a lane share no peer.
     pub lanes: Vec<u32>,
+    /// The chunks that each channel moves as one: in a channel with a run of 8, chunk 3 of a step is chunks
+    /// 24 to 31 of the buffer, and a slot carries them all. Empty = 1 each. Such a program moves blocks that
+    /// fit into slots by whole runs, in one tile; nothing cuts them.
+    pub runs: Vec<u32>,
 }
 
 /// The part of a program that is equal for all ranks.
@@ -201,6 +205,16 @@ impl RankProgram {
     /// The lane of a channel: its FIFOs are (lane, sender, receiver).
     pub fn lane(&self, channel: u32) -> u32 {
         self.lanes.get(channel as usize).copied().unwrap_or(channel)
+    }
+
+    /// The chunks that a channel moves as one.
+    pub fn run(&self, channel: u32) -> u32 {
+        self.runs.get(channel as usize).copied().unwrap_or(1)
+    }
+
+    /// The longest run of any channel.
+    pub fn longest_run(&self) -> u32 {
+        self.runs.iter().copied().max().unwrap_or(1)
     }
 
     /// Lanes up to the highest one.

@@ -35,6 +35,12 @@ pub fn check(program: &Program) -> Result<()> {
         )));
     }
     for (rank, steps) in program.ranks.iter().enumerate() {
+        if steps.longest_run() > 1 {
+            return Err(PlanError::program(format!(
+                "rank {rank} moves runs of chunks, which only the library's own programs can: their sizes are \
+                 known before they are chosen"
+            )));
+        }
         if steps.channels.len() > MAX_CHANNELS {
             let count = steps.channels.len();
             return Err(PlanError::program(format!(

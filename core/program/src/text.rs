@@ -18,8 +18,9 @@
 //!
 //! A step is an operation and clauses in any order: `from RANK,…`, `src BUF:CHUNK`, `order N`,
 //! `dst BUF:CHUNK`, `to RANK,…`, `times N`, `stride N`, `finish`, `after CHANNEL.STEP,…`. Buffers are `in`,
-//! `out` and `scratch`. `channel 3 lane 0` is a channel whose FIFOs are not those of its number. `#` begins a
-//! comment. Ranks and channels come in ascending order.
+//! `out` and `scratch`. `channel 3 lane 0` is a channel whose FIFOs are not those of its number, `channel 3
+//! run 8` one whose chunks are runs of eight. `#` begins a comment. Ranks and channels come in ascending
+//! order.
 
 use std::fmt::Write;
 use std::str::FromStr;
@@ -49,7 +50,9 @@ pub fn to_text(program: &Program) -> String {
         for (number, channel) in rank_program.channels.iter().enumerate() {
             let lane = rank_program.lane(number as u32);
             let named = if lane == number as u32 { String::new() } else { format!(" lane {lane}") };
-            let _ = writeln!(text, "  channel {number}{named}");
+            let run = rank_program.run(number as u32);
+            let counted = if run == 1 { String::new() } else { format!(" run {run}") };
+            let _ = writeln!(text, "  channel {number}{named}{counted}");
             for step in &channel.steps {
                 let _ = writeln!(text, "    {}", step_text(step));
             }
@@ -156,12 +159,19 @@ fn body_line(mut line: Line<'_>, ranks: &mut Vec<RankProgram>) -> Result<()> {
                 ranks.last_mut().ok_or_else(|| error(place, column, "a channel before any rank".into()))?;
             let number = line.number_of("channel")?;
             expect_index(place, "channel", number, rank.channels.len())?;
-            let lane = if line.words.len() > line.next { Some(lane(&mut line)?) } else { None };
+            let (lane, run) = (line.clause("lane")?, line.clause("run")?);
+            line.end()?;
             if lane.is_some() && rank.lanes.is_empty() {
                 rank.lanes.extend(0..number);
             }
             if lane.is_some() || !rank.lanes.is_empty() {
                 rank.lanes.push(lane.unwrap_or(number));
+            }
+            if run.is_some() && rank.runs.is_empty() {
+                rank.runs.resize(number as usize, 1);
+            }
+            if run.is_some() || !rank.runs.is_empty() {
+                rank.runs.push(run.unwrap_or(1));
             }
             rank.channels.push(Channel::default());
         }
@@ -173,11 +183,6 @@ fn body_line(mut line: Line<'_>, ranks: &mut Vec<RankProgram>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn lane(line: &mut Line<'_>) -> Result<u32> {
-    line.keyword("lane")?;
-    line.last_number("lane")
 }
 
 fn expect_index(line: usize, what: &str, found: u32, expected: usize) -> Result<()> {
@@ -275,6 +280,15 @@ impl<'a> Line<'a> {
         let number = self.number_of(what)?;
         self.end()?;
         Ok(number)
+    }
+
+    /// The number of a clause, if that comes next.
+    fn clause(&mut self, name: &str) -> Result<Option<u32>> {
+        if self.words.get(self.next).is_none_or(|(_, word)| *word != name) {
+            return Ok(None);
+        }
+        self.keyword(name)?;
+        self.number_of(name).map(Some)
     }
 
     fn end(&mut self) -> Result<()> {

@@ -92,6 +92,7 @@ pub fn algorithm(algorithm: Algorithm) -> tuner::Algorithm {
         Algorithm::Nested => tuner::Algorithm::NESTED,
         Algorithm::RailRing => tuner::Algorithm::RAIL_RING,
         Algorithm::RailTree => tuner::Algorithm::RAIL_TREE,
+        Algorithm::RailRelay => tuner::Algorithm::RAIL_RELAY,
         Algorithm::Imported(program) => tuner::Algorithm::program(program.place()),
     }
 }

@@ -402,7 +402,8 @@ impl Collectives<'_> {
         let work = match &*compiled {
             Compiled::Steps(plan, program, _) => {
                 let mut plan = plan.clone();
-                (plan.args.works[0].base[0], plan.args.works[0].base[1]) = (call.input, call.output);
+                plan.set_base(0, call.input);
+                plan.set_base(1, call.output);
                 if let Some((event, spans)) = event.as_ref().zip(self.spans)
                     && !spans.is_captured
                 {

@@ -63,6 +63,9 @@ algorithms! {
     RailRing = "RailRing",
     /// As `RailRing`, with a binary tree of hosts instead of each ring.
     RailTree = "RailTree",
+    /// All-to-all: blocks for a rank on another host go through the rank of the own host on the same rail, which
+    /// sends those of all its neighbours as one message.
+    RailRelay = "RailRelay",
 }
 
 /// The places where an algorithm has been measured on GPUs.

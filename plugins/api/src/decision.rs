@@ -35,11 +35,12 @@ impl Algorithm {
     pub const NESTED: Self = Self(86);
     pub const RAIL_RING: Self = Self(87);
     pub const RAIL_TREE: Self = Self(88);
+    pub const RAIL_RELAY: Self = Self(89);
     /// The number of the first program that the user brought; `TunerConfig::programs` has their names.
     pub const FIRST_PROGRAM: u32 = 1024;
 
     /// The names that stand in rule files. Case does not count there.
-    pub const NAMES: [(Self, &'static str); 20] = [
+    pub const NAMES: [(Self, &'static str); 21] = [
         (Self::TREE, "tree"),
         (Self::RING, "ring"),
         (Self::COLLNET_DIRECT, "collnet_direct"),
@@ -60,6 +61,7 @@ impl Algorithm {
         (Self::NESTED, "nested"),
         (Self::RAIL_RING, "rail_ring"),
         (Self::RAIL_TREE, "rail_tree"),
+        (Self::RAIL_RELAY, "rail_relay"),
     ];
 }
 

@@ -123,7 +123,7 @@ fn reduce_scatter(key: &ProgramKey, rank: u32) -> RankProgram {
 /// A program of two channels, each with the steps of one ring.
 fn both(key: &ProgramKey, rank: u32, steps: impl Fn(&Ring) -> Vec<Step>) -> RankProgram {
     let channels = (0..2).map(|half| Channel { steps: steps(&Ring::new(key, rank, half)) }).collect();
-    RankProgram { channels, lanes: Vec::new() }
+    RankProgram { channels, lanes: Vec::new(), runs: Vec::new() }
 }
 
 /// A rank's place in one of the rings.

@@ -86,8 +86,12 @@ pub struct Generator {
     /// True if no two channels of a rank have a peer in common: then any of them may share a lane, and the
     /// program needs no more lanes than there are.
     pub shares_lanes: fn(&ProgramKey) -> bool,
-    /// True if channels wait for steps of others: then each needs a block and a lane of its own.
+    /// True if channels wait for steps of others: then each needs a block of its own.
     pub waits_across: bool,
+    /// The lanes of a program that says itself which channels share one; 0 = each channel has its own.
+    pub lanes: fn(&ProgramKey) -> u32,
+    /// The most chunks that a step moves as one ([`RankProgram::runs`]).
+    pub run: fn(&ProgramKey) -> u32,
     /// True if the program combines values in a declared order, operands included, where it is known to.
     pub keeps: fn(&ProgramKey, &Declared) -> bool,
 }
@@ -115,6 +119,8 @@ impl Generator {
             by_copies: false,
             shares_lanes: |_| false,
             waits_across: false,
+            lanes: none,
+            run: one,
             keeps: |_, _| false,
         }
     }

@@ -20,6 +20,7 @@ mod oneshot;
 mod pat;
 mod rails;
 mod recursive;
+mod relay;
 mod ring;
 mod tree;
 
@@ -35,7 +36,7 @@ pub use entry::{Across, Entry, Generator, Load, MAX_RANKS, Needs, NetTraffic, Pr
 use crate::imported::kept;
 
 /// All algorithms, in the order in which ties are decided.
-static REGISTRY: [&Entry; 17] = [
+static REGISTRY: [&Entry; 18] = [
     &ring::RING,
     &tree::TREE,
     &oneshot::ONE_SHOT,
@@ -53,6 +54,7 @@ static REGISTRY: [&Entry; 17] = [
     &nested::NESTED,
     &rails::RAIL_RING,
     &rails::RAIL_TREE,
+    &relay::RAIL_RELAY,
 ];
 
 /// The families that have a generator for each collective of [`Collective::ALL`].
@@ -228,6 +230,18 @@ pub fn shares_lanes(key: &ProgramKey) -> bool {
 /// True if channels of a generated program wait for steps of others.
 pub fn waits_across(key: &ProgramKey) -> bool {
     generator(key.collective, key.algorithm).is_some_and(|generator| generator.waits_across)
+}
+
+/// The lanes of a generated program that says itself which channels share one; 0 = each channel has its own.
+pub fn lanes(key: &ProgramKey) -> u32 {
+    let generator = generator(key.collective, key.algorithm).filter(|_| key.ranks > 1);
+    generator.map_or(0, |generator| (generator.lanes)(key))
+}
+
+/// The most chunks that a step of a generated program moves as one.
+pub fn run(key: &ProgramKey) -> u32 {
+    let generator = generator(key.collective, key.algorithm).filter(|_| key.ranks > 1);
+    generator.map_or(1, |generator| (generator.run)(key))
 }
 
 /// The origin of a program: a copy, a generator or the user.

@@ -67,7 +67,7 @@ pub const RAIL_TREE: Entry = Entry {
 const MOST_LOCAL: u32 = MAX_CHANNEL_STEPS / 2;
 
 /// Checks that the ranks split into several hosts of several ranks.
-fn check(key: &ProgramKey) -> Result<()> {
+pub(super) fn check(key: &ProgramKey) -> Result<()> {
     let local = per_host(key);
     let refuse = |why: String| Err(PlanError::program(format!("rails: {why}")));
     match local {
@@ -84,7 +84,7 @@ fn check(key: &ProgramKey) -> Result<()> {
 
 /// Ranks of a host, which is the number of rails: what the key says, or the smallest that makes several hosts
 /// of several ranks, or else one.
-fn per_host(key: &ProgramKey) -> u32 {
+pub(super) fn per_host(key: &ProgramKey) -> u32 {
     match key.per_host {
         0 => (2..=key.ranks / 2).find(|local| key.ranks.is_multiple_of(*local)).unwrap_or(1),
         local => local,
@@ -207,7 +207,7 @@ fn tree_all_reduce(key: &ProgramKey, rank: u32) -> RankProgram {
         let step = if channel < local { up(&place, rail) } else { down(&place, rail) };
         Channel { steps: vec![step] }
     };
-    RankProgram { channels: (0..2 * local).map(channel).collect(), lanes: Vec::new() }
+    RankProgram { channels: (0..2 * local).map(channel).collect(), lanes: Vec::new(), runs: Vec::new() }
 }
 
 fn up(place: &Place, rail: u32) -> Step {
@@ -251,7 +251,7 @@ fn take(from: u32, chunk: u32, to: Vec<u32>) -> Step {
 /// A program with a channel for each rail.
 fn rails(key: &ProgramKey, rank: u32, steps: impl Fn(&Place) -> Vec<Step>) -> RankProgram {
     let channels = (0..per_host(key)).map(|rail| Channel { steps: steps(&Place::new(key, rank, rail)) });
-    RankProgram { channels: channels.collect(), lanes: Vec::new() }
+    RankProgram { channels: channels.collect(), lanes: Vec::new(), runs: Vec::new() }
 }
 
 /// A rank's place for one rail.

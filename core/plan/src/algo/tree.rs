@@ -110,7 +110,7 @@ fn both(key: &ProgramKey, rank: u32, steps: impl Fn(u32, &Node) -> Vec<Step>) ->
     let channels = (0..2)
         .map(|tree| Channel { steps: steps(tree, &Node::new(key.ranks, key.root, rank, tree)) })
         .collect();
-    RankProgram { channels, lanes: Vec::new() }
+    RankProgram { channels, lanes: Vec::new(), runs: Vec::new() }
 }
 
 fn up(chunk: u32, node: &Node, parent: u32) -> Step {

@@ -8,7 +8,7 @@ use crate::algo::ProgramKey;
 /// Bytes of a pack: chunks, instances and tiles are multiples of it.
 pub const PACK_BYTES: u64 = 16;
 /// One launch, ready but for what only the runtime knows: `args.comm`, `args.op_number`,
-/// `args.steps` if the steps did not fit (`n_inline == 0`), and scratch in `works[0].base[2]`.
+/// `args.steps` if the steps did not fit (`n_inline == 0`), and scratch.
 /// With `args.n_blocks == 0` there is nothing to launch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LaunchPlan {
@@ -27,6 +27,13 @@ pub struct LaunchPlan {
 }
 
 impl LaunchPlan {
+    /// Sets the address of a buffer (0 input, 1 output, 2 scratch) in all works of a launch of one call.
+    pub fn set_base(&mut self, buffer: usize, address: u64) {
+        let used = self.args.blocks[..usize::from(self.args.n_blocks)].iter().map(|block| block.work).max();
+        let works = &mut self.args.works[..=usize::from(used.unwrap_or(0))];
+        works.iter_mut().for_each(|work| work.base[buffer] = address);
+    }
+
     /// The blocks that it is launched in.
     pub fn blocks(&self) -> u8 {
         if self.reduces() { self.ctas as u8 } else { self.args.n_blocks }

@@ -30,6 +30,7 @@ pub(super) fn check(program: &Program) -> Result<(), Fault> {
     check_shape(program)?;
     for (rank, rank_program) in program.ranks.iter().enumerate() {
         check_lanes(rank as u32, rank_program)?;
+        check_runs(shape, rank as u32, rank_program)?;
         for (channel, steps) in rank_program.channels.iter().enumerate() {
             for (number, step) in steps.steps.iter().enumerate() {
                 let at =
@@ -55,7 +56,7 @@ pub(super) fn check(program: &Program) -> Result<(), Fault> {
                     }
                 }
                 for reference in step.src.into_iter().chain(step.dst) {
-                    check_bounds(shape, at, reference)?;
+                    check_bounds(shape, at, reference, rank_program.run(at.channel))?;
                 }
             }
         }
@@ -134,8 +135,31 @@ fn check_lanes(rank: u32, program: &RankProgram) -> Result<(), Fault> {
     Ok(())
 }
 
-fn check_bounds(shape: &Shape, at: At, reference: Ref) -> Result<(), Fault> {
-    let chunks = chunks_on(shape, reference.buf, at.rank);
+/// Runs cut every buffer evenly, and chunks lie side by side: each is a whole block.
+fn check_runs(shape: &Shape, rank: u32, program: &RankProgram) -> Result<(), Fault> {
+    if program.runs.is_empty() {
+        return Ok(());
+    }
+    let bad = |what: String| Err(Fault::BadShape(format!("rank {rank} {what}")));
+    let (channels, runs) = (program.channels.len(), program.runs.len());
+    if runs != channels {
+        return bad(format!("names {runs} runs for {channels} channels"));
+    }
+    if program.longest_run() > 1 && shape.per_block > 1 {
+        return bad(format!("moves runs of blocks that are cut into {} chunks", shape.per_block));
+    }
+    let buffers = [Buf::Input, Buf::Output, Buf::Scratch];
+    for &run in &program.runs {
+        let is_even = |buf: &Buf| shape.chunks(*buf).is_multiple_of(run.max(1));
+        if run == 0 || !buffers.iter().all(is_even) {
+            return bad(format!("has a run of {run} chunks, which does not cut every buffer evenly"));
+        }
+    }
+    Ok(())
+}
+
+fn check_bounds(shape: &Shape, at: At, reference: Ref, run: u32) -> Result<(), Fault> {
+    let chunks = chunks_on(shape, reference.buf, at.rank) / run;
     if reference.chunk < chunks { Ok(()) } else { Err(Fault::OutOfBounds { at, reference, chunks }) }
 }
 

@@ -79,8 +79,8 @@ struct Cell {
 }
 
 type Clock = Rc<Vec<u32>>;
-/// A message: a value, and what its sender knew.
-type Slot = (Rc<Value>, Clock);
+/// A message: the values of a run of chunks, and what its sender knew.
+type Slot = (Vec<Rc<Value>>, Clock);
 
 struct Run<'a> {
     program: &'a Program,
@@ -170,33 +170,16 @@ impl<'a> Run<'a> {
         let step =
             &self.program.ranks[at.rank as usize].channels[at.channel as usize].steps[at.step as usize];
         let process = at.rank as usize * self.channels + at.channel as usize;
-        let received = self.receive(at, step, process);
+        let run = self.program.ranks[at.rank as usize].run(at.channel);
+        let received = self.receive(at, step, process, run)?;
         self.tick(at, step, process);
-        let local = match step.src {
-            Some(src) => Some(self.read(at, process, self.moved(step, src, at))?),
-            None => None,
-        };
-        let value = match (step.op, step.dst) {
-            (Op::Reduce, Some(dst)) => {
-                let old = self.read(at, process, self.moved(step, dst, at))?;
-                self.combine(at, std::iter::once(old).chain(local).collect(), step.finish)?
-            }
-            _ => {
-                let mut operands = received;
-                if let Some(local) = local {
-                    operands.insert((step.order as usize).min(operands.len()), local);
-                }
-                self.combine(at, operands, step.finish)?
-            }
-        };
-        if let Some(dst) = step.dst.filter(|&dst| !self.copies_onto_itself(at, step, dst)) {
-            self.write(at, process, self.moved(step, dst, at), &value)?;
-        }
+        let values = (0..run).map(|place| self.chunk(at, step, (run, place), &received));
+        let values = values.collect::<Result<Vec<_>, Fault>>()?;
         let clock = self.clocks.get(process).cloned().unwrap_or_default();
         let lane = self.program.ranks[at.rank as usize].lane(at.channel);
         for &peer in &step.send {
             let key = (lane, at.rank, peer);
-            self.fifos.entry(key).or_default().push_back((Rc::clone(&value), Rc::clone(&clock)));
+            self.fifos.entry(key).or_default().push_back((values.clone(), Rc::clone(&clock)));
         }
         if at.repetition + 1 == step.times
             && let Some(ended) = self.ended.get_mut(&(process, at.step))
@@ -204,6 +187,38 @@ impl<'a> Run<'a> {
             *ended = Some(clock);
         }
         Ok(())
+    }
+
+    /// Carries out a step for the chunk at a place of a run. The value that it computes.
+    fn chunk(
+        &mut self,
+        at: At,
+        step: &Step,
+        (run, place): (u32, u32),
+        received: &[Vec<Rc<Value>>],
+    ) -> Result<Rc<Value>, Fault> {
+        let process = at.rank as usize * self.channels + at.channel as usize;
+        let moved = |reference| self.moved(step, reference, at, (run, place));
+        let (src, dst) = (step.src.map(moved), step.dst.map(moved));
+        let local = src.map(|src| self.read(at, process, src)).transpose()?;
+        let value = match (step.op, dst) {
+            (Op::Reduce, Some(dst)) => {
+                let old = self.read(at, process, dst)?;
+                self.combine(at, std::iter::once(old).chain(local).collect(), step.finish)?
+            }
+            _ => {
+                let mut operands: Vec<_> =
+                    received.iter().map(|slot| Rc::clone(&slot[place as usize])).collect();
+                if let Some(local) = local {
+                    operands.insert((step.order as usize).min(operands.len()), local);
+                }
+                self.combine(at, operands, step.finish)?
+            }
+        };
+        if let Some(dst) = dst.filter(|&dst| !self.copies_onto_itself(at, step, src, dst)) {
+            self.write(at, process, dst, &value)?;
+        }
+        Ok(value)
     }
 
     /// Combines operands, and notes the node of the declared tree that the value is.
@@ -234,28 +249,35 @@ impl<'a> Run<'a> {
     }
 
     /// In place, a copy of a chunk may find it where it belongs: the same bytes are no write.
-    fn copies_onto_itself(&self, at: At, step: &Step, dst: Ref) -> bool {
-        let cell = |reference| {
-            let moved = self.moved(step, reference, at);
-            self.cell_of(at.rank, moved.buf, moved.chunk)
-        };
+    fn copies_onto_itself(&self, at: At, step: &Step, src: Option<Ref>, dst: Ref) -> bool {
+        let cell = |reference: Ref| self.cell_of(at.rank, reference.buf, reference.chunk);
         // Reading an input of a reduction applies its factor: what is written differs from what was read.
         let plain = !self.program.shape.collective.reduces() && !step.finish;
         let copies = matches!(step.op, Op::Copy | Op::CopySend) && plain;
-        copies && step.src.is_some_and(|src| cell(src) == cell(dst))
+        copies && src.is_some_and(|src| cell(src) == cell(dst))
     }
 
-    /// Takes one slot per peer; the clocks of the senders join ours.
-    fn receive(&mut self, at: At, step: &Step, process: usize) -> Vec<Rc<Value>> {
-        let mut values = Vec::with_capacity(step.recv.len() + 1);
+    /// Takes one slot per peer, of so many chunks each; the clocks of the senders join ours.
+    fn receive(
+        &mut self,
+        at: At,
+        step: &Step,
+        process: usize,
+        run: u32,
+    ) -> Result<Vec<Vec<Rc<Value>>>, Fault> {
+        let mut all = Vec::with_capacity(step.recv.len());
         let lane = self.program.ranks[at.rank as usize].lane(at.channel);
         for &peer in &step.recv {
             let slot = self.fifos.get_mut(&(lane, peer, at.rank)).and_then(VecDeque::pop_front);
-            let Some((value, clock)) = slot else { continue };
-            values.push(value);
+            let Some((values, clock)) = slot else { continue };
+            if values.len() != run as usize {
+                let what = format!("takes a run of {run} chunks, rank {peer} sends {}", values.len());
+                return Err(Fault::BadStep { at, what });
+            }
+            all.push(values);
             self.join(process, &clock);
         }
-        values
+        Ok(all)
     }
 
     fn tick(&mut self, at: At, step: &Step, process: usize) {
@@ -278,9 +300,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    fn moved(&self, step: &Step, reference: Ref, at: At) -> Ref {
-        let chunks = self.program.shape.chunks(reference.buf);
-        Ref { chunk: step.chunk_at(reference.chunk, at.repetition, chunks), ..reference }
+    /// The chunk of a reference, at a place of a run.
+    fn moved(&self, step: &Step, reference: Ref, at: At, (run, place): (u32, u32)) -> Ref {
+        let chunks = self.program.shape.chunks(reference.buf) / run;
+        let chunk = step.chunk_at(reference.chunk, at.repetition, chunks) * run + place;
+        Ref { chunk, ..reference }
     }
 
     /// True if `earlier` happened before what `process` does now.

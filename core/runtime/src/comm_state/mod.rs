@@ -342,7 +342,7 @@ impl CommState {
             plan.args.steps = image.addr;
         }
         if plan.scratch_bytes > 0 {
-            plan.args.works[0].base[2] = self.scratch(plan.scratch_bytes)?;
+            plan.set_base(2, self.scratch(plan.scratch_bytes)?);
         }
         Ok(plan)
     }

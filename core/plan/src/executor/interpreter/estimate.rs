@@ -2,7 +2,7 @@
 
 use hawser_types::{Algorithm, Collective, Executor, Protocol, Result, Route};
 
-use super::{Lowered, packing};
+use super::{Lowered, packing, refused_runs};
 use crate::algo;
 use crate::config::PlanConfig;
 use crate::cost;
@@ -106,6 +106,13 @@ pub fn cheapest(query: &Query<'_>) -> Result<Outcome> {
         Ok(packing) => packing,
         Err(error) => return Ok(Outcome::Filtered(error.into_text())),
     };
+    let run = algo::run(&key);
+    if run > 1
+        && let Some(reason) =
+            refused_runs(query.call.count * query.call.dtype.size() as u64, run, route, config)
+    {
+        return Ok(Outcome::Filtered(reason));
+    }
     let channels = packing.blocks;
     let most = config.most_ctas(key.collective);
     if channels > most && most < config.max_ctas {

@@ -38,6 +38,8 @@ pub struct Lowered {
     pub chunks: [u32; 3],
     /// Chunks per block.
     pub per_block: u32,
+    /// The chunks that every channel moves as one.
+    pub runs: Vec<u32>,
 }
 
 /// Lowers the program of one rank. Reads of the input get `PRE` for a pre-multiplied sum, finishing
@@ -89,6 +91,7 @@ pub fn lower(shape: &Shape, program: &RankProgram, reduces: DeviceOp) -> Result<
         scratch_chunks: shape.scratch,
         chunks: [Buf::Input, Buf::Output, Buf::Scratch].map(|buf| shape.chunks(buf)),
         per_block: shape.per_block,
+        runs: (0..program.channels.len() as u32).map(|channel| program.run(channel)).collect(),
     };
     signal(&mut lowered);
     Ok(lowered)
@@ -129,6 +132,10 @@ pub fn bind(
         Box::new(Args { protocol: protocol_number(choice.route), divisor: world_ranks, ..Args::default() });
     (args.scalar, args.scalar_is_address) = scalar(call, world_ranks);
     args.works[0] = work;
+    let run = lowered.runs.iter().copied().max().unwrap_or(1);
+    if run > 1 && instances > 0 {
+        args.works[WORK_OF_RUNS] = work_of_runs(&work, run, choice.route, elem, config)?;
+    }
     blocks(&mut args, lowered, instances, &packing);
     if lowered.steps.len() <= INLINE_STEPS {
         args.inline_steps[..lowered.steps.len()].copy_from_slice(&lowered.steps);
@@ -139,6 +146,39 @@ pub fn bind(
     let direct = Direct::of(&choice.key, work.chunk * elem);
     let ctas = config.reducing_ctas;
     Ok(LaunchPlan { args, kernel, threads: choice.threads, scratch_bytes, direct, ctas })
+}
+
+/// The work of channels that move runs of chunks.
+const WORK_OF_RUNS: usize = 1;
+
+/// The places of the data for channels that move runs of `run` chunks: as [`Work`] of larger chunks.
+///
+/// # Errors
+/// `InvalidUsage`: a run does not fit into a slot, or its blocks do not lie as close as in a slot.
+fn work_of_runs(work: &Work, run: u32, route: Route, elem: u64, config: &PlanConfig) -> Result<Work> {
+    if let Some(reason) = refused_runs(work.count * elem, run, route, config) {
+        return Err(PlanError::usage(reason));
+    }
+    let count = work.count * u64::from(run);
+    Ok(Work {
+        count,
+        chunk: count,
+        instance: count,
+        tile: count as u32,
+        chunks: work.chunks.map(|chunks| chunks / run),
+        ..*work
+    })
+}
+
+/// The reason why blocks of so many bytes cannot be moved by runs, if there is one: a run is one tile, and
+/// its blocks lie side by side in scratch too, where each begins with a pack.
+pub(crate) fn refused_runs(bytes: u64, run: u32, route: Route, config: &PlanConfig) -> Option<String> {
+    let slot = u64::from(config.slot_bytes[route.slots()]);
+    if !bytes.is_multiple_of(PACK_BYTES) {
+        return Some(format!("blocks of {bytes} bytes are no multiple of {PACK_BYTES}"));
+    }
+    let is_long = bytes.checked_mul(u64::from(run)).is_none_or(|run| run > slot / PACK_BYTES * PACK_BYTES);
+    is_long.then(|| format!("{run} blocks of {bytes} bytes do not fit into a slot of {slot}"))
 }
 
 fn slots_needed(key: &ProgramKey) -> u32 {
@@ -203,17 +243,23 @@ pub(crate) fn packing(key: &ProgramKey, channels: u32, config: &PlanConfig) -> R
         return packing_imported(kept(program), config);
     }
     let available = config.lanes.min(MAX_BLOCKS as u32);
-    let wanted = available.min(config.most_ctas(key.collective)).max(1);
+    let own_lanes = algo::lanes(key);
+    let wanted = if own_lanes > 0 { MAX_BLOCKS as u32 } else { available };
+    let wanted = wanted.min(config.most_ctas(key.collective)).max(1);
     let most = (MAX_CHANNEL_STEPS / algo::most_channel_steps(key)).max(1);
     let channels_per_block = channels.div_ceil(wanted).min(most);
     if channels_per_block > 1 && algo::waits_across(key) {
         return Err(PlanError::usage(format!(
-            "the program's {channels} channels wait for each other and need a block and a lane each, there \
-             are {wanted}: raise the number of lanes and CTAs, or choose another algorithm"
+            "the program's {channels} channels wait for each other and need a block each, there are \
+             {wanted}: raise the number of lanes and CTAs, or choose another algorithm"
         )));
     }
     let blocks = channels.div_ceil(channels_per_block);
-    let lanes = if algo::shares_lanes(key) { blocks.min(available) } else { blocks };
+    let lanes = match own_lanes {
+        0 if algo::shares_lanes(key) => blocks.min(available),
+        0 => blocks,
+        lanes => lanes,
+    };
     if lanes > available {
         return Err(PlanError::usage(format!(
             "the program's {channels} channels need {lanes} FIFO lanes, there are {}: \
@@ -227,7 +273,10 @@ pub(crate) fn packing(key: &ProgramKey, channels: u32, config: &PlanConfig) -> R
              another algorithm"
         )));
     }
-    let most_instances = (available / lanes).min(MAX_BLOCKS as u32 / blocks);
+    let most_instances = match algo::run(key) {
+        1 => (available / lanes).min(MAX_BLOCKS as u32 / blocks),
+        _ => 1,
+    };
     Ok(Packing { channels_per_block, blocks, lanes, most_instances })
 }
 
@@ -257,8 +306,16 @@ fn blocks(args: &mut Args, lowered: &Lowered, instances: u32, packing: &Packing)
             let own =
                 if packing.channels_per_block == 1 { u32::from(lowered.lanes[index]) } else { index as u32 };
             let lane = (own % packing.lanes + instance * packing.lanes) as u8;
-            args.blocks[n] =
-                Block { first_step, n_steps, lane, instance: instance as u16, work: 0, channel: index as u8 };
+            let work =
+                if lowered.runs[index * packing.channels_per_block as usize] > 1 { WORK_OF_RUNS } else { 0 };
+            args.blocks[n] = Block {
+                first_step,
+                n_steps,
+                lane,
+                instance: instance as u16,
+                work: work as u8,
+                channel: index as u8,
+            };
             n += 1;
         }
     }
@@ -366,7 +423,7 @@ mod tests {
             Channel { steps: vec![copy(input(0), output(0)), copy(input(1), output(1))] },
             Channel { steps: vec![send(output(0), vec![1]).after(0, 0)] },
         ];
-        let program = RankProgram { channels, lanes: Vec::new() };
+        let program = RankProgram { channels, lanes: Vec::new(), runs: Vec::new() };
         let lowered = lower(&shape(Collective::AllReduce), &program, DeviceOp::Sum).unwrap();
         let signals: Vec<bool> = lowered.steps.iter().map(|step| step.flags & SIGNAL != 0).collect();
         assert_eq!(signals, [true, false, false]);
@@ -385,7 +442,7 @@ mod tests {
             Channel { steps: vec![waiting, copy(output(1), scratch(0))] },
             one(copy(input(0), output(0)).after(2, 1)),
         ];
-        let program = RankProgram { channels, lanes: vec![0, 0, 1, 0] };
+        let program = RankProgram { channels, lanes: vec![0, 0, 1, 0], runs: Vec::new() };
         let lowered = lower(&shape(Collective::AllReduce), &program, DeviceOp::Sum).unwrap();
         assert_eq!(lowered.channels, [(0, 2), (2, 1), (3, 3), (6, 1)]);
         assert_eq!(lowered.lanes, [0, 0, 1, 0]);

@@ -262,9 +262,7 @@ impl<'a> Run<'a> {
 
     fn dependency_met(&self, i: usize, step: &Step) -> bool {
         let mine = &self.args.blocks[i];
-        let same = |b: &Block| {
-            b.work == mine.work && b.instance == mine.instance && u16::from(b.channel) == step.after_channel
-        };
+        let same = |b: &Block| b.instance == mine.instance && u16::from(b.channel) == step.after_channel;
         let Some(other) = self.args.blocks[..self.blocks.len()].iter().position(same) else { return true };
         let (their, mine) = (&self.args.blocks[other], self.blocks[i].place.tile);
         let awaited = &self.steps[usize::from(their.first_step) + usize::from(step.after_step)];

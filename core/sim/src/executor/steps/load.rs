@@ -289,10 +289,10 @@ impl<'a> Loader<'a> {
     /// Adds a rank: its steps once, its blocks for every instance.
     fn add(&mut self, rank: u32, plan: &LaunchPlan, steps: &[Step]) {
         let used = &plan.args.blocks[..usize::from(plan.args.n_blocks)];
-        let kind = self.kind(Kind::of(plan, &plan.args.works[0]));
         let first_block = self.programs.blocks.len() as u32;
         let of_instance = used.iter().filter(|block| block.instance == 0).count() as u32;
         for (number, block) in (0..).zip(used) {
+            let kind = self.kind(Kind::of(plan, &plan.args.works[usize::from(block.work)]));
             let range =
                 usize::from(block.first_step)..usize::from(block.first_step) + usize::from(block.n_steps);
             self.programs.blocks.push(Block {
