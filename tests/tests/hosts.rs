@@ -58,30 +58,34 @@ fn every_collective_on_hosts_of_many_shapes() {
 }
 
 /// Ranks of one place of all hosts carry a part of the data beside those of other places, by ring and by
-/// tree. The tree's channels need a processor each, so machines with few run it on few ranks of a host, or
-/// not at all.
+/// tree, and what their neighbours have for ranks of that place elsewhere.
 #[test]
 fn rails_on_hosts_of_many_shapes() {
     if !on_host() {
         return;
     }
     let _deadline = Deadline::start();
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
     for hosts in ["aabb", "aabbcc", "aaabbb", "aabbccdd", "aaaabbbbccccdddd"] {
         run_rails(
             hosts,
             "rail_ring",
             &[Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter],
         );
-        if 2 * hosts.matches('a').count() <= processors {
-            run_rails(hosts, "rail_tree", &[Collective::AllReduce]);
-        }
+        run_rails(hosts, "rail_tree", &[Collective::AllReduce]);
+        // Blocks of whole packs, of which as many as a host has ranks fit into a slot.
+        let sizes = [(DataType::Float32, 4), (DataType::Int8, 144), (DataType::Bfloat16, 1_000)];
+        run_by_rule(hosts, "rail_relay", &[Collective::AllToAll], sizes);
     }
 }
 
-/// Runs collectives by an algorithm that a rule names.
+/// Runs collectives by an algorithm that takes all sizes.
 fn run_rails(hosts: &str, algorithm: &str, collectives: &[Collective]) {
     let sizes = [(DataType::Float32, 1), (DataType::Int8, 131), (DataType::Bfloat16, 70_001)];
+    run_by_rule(hosts, algorithm, collectives, sizes);
+}
+
+/// Runs collectives by an algorithm that a rule names.
+fn run_by_rule(hosts: &str, algorithm: &str, collectives: &[Collective], sizes: [(DataType, usize); 3]) {
     let cases: Vec<Case> = collectives
         .iter()
         .flat_map(|&collective| {
@@ -97,7 +101,10 @@ fn run_rails(hosts: &str, algorithm: &str, collectives: &[Collective]) {
         // The change counts some collectives later.
         (0..40).for_each(|_| all_reduce(comm, 10).unwrap());
         for &case in &cases {
-            for in_place in [false, true] {
+            // All-to-all has no form in place.
+            let forms: &[bool] =
+                if case.collective == Collective::AllToAll { &[false] } else { &[false, true] };
+            for &in_place in forms {
                 run(comm, case, in_place, 0).unwrap();
                 let ran = comm.last_decision().unwrap().expect("a decision").algorithm;
                 assert_eq!(ran.to_lowercase(), algorithm.replace('_', ""), "{hosts}: {:?}", case.collective);

@@ -44,6 +44,9 @@ pub struct PlanConfig {
     /// True if parts of heaps are made when operations first need them, where that is possible
     /// ([`crate::layout::HeapLayout::is_late`]).
     pub late_parts: bool,
+    /// True where one thread runs the blocks of a launch in turns (the host device): then any number of them
+    /// may wait for each other, whatever `max_ctas` is.
+    pub blocks_take_turns: bool,
 }
 
 /// The lanes that a communicator has at least: programs have up to this many channels, each on a lane of its
@@ -80,6 +83,7 @@ impl Default for PlanConfig {
             message_bytes: u64::MAX,
             slot_lead: 0,
             late_parts: false,
+            blocks_take_turns: false,
         }
     }
 }
@@ -88,7 +92,12 @@ impl PlanConfig {
     /// The settings for ranks on such devices, unless the user says otherwise.
     pub fn for_device(device: DeviceKind) -> Self {
         match device {
-            DeviceKind::Host => Self { slot_bytes: [0, 0, 32 << 10], lanes: MIN_LANES, ..Self::default() },
+            DeviceKind::Host => Self {
+                slot_bytes: [0, 0, 32 << 10],
+                lanes: MIN_LANES,
+                blocks_take_turns: true,
+                ..Self::default()
+            },
             DeviceKind::Cuda { .. } => Self::default(),
         }
     }
@@ -190,6 +199,7 @@ impl PlanConfig {
         digest.add(self.message_bytes);
         digest.add(u64::from(self.slot_lead));
         digest.add(u64::from(self.late_parts));
+        digest.add(u64::from(self.blocks_take_turns));
         digest.value()
     }
 }

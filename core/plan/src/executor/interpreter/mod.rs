@@ -243,12 +243,15 @@ pub(crate) fn packing(key: &ProgramKey, channels: u32, config: &PlanConfig) -> R
         return packing_imported(kept(program), config);
     }
     let available = config.lanes.min(MAX_BLOCKS as u32);
-    let own_lanes = algo::lanes(key);
-    let wanted = if own_lanes > 0 { MAX_BLOCKS as u32 } else { available };
-    let wanted = wanted.min(config.most_ctas(key.collective)).max(1);
+    let (own_lanes, waits) = (algo::lanes(key), algo::waits_across(key));
+    let most = if own_lanes > 0 { MAX_BLOCKS as u32 } else { available };
+    let wanted = match waits && config.blocks_take_turns {
+        true => most,
+        false => most.min(config.most_ctas(key.collective)).max(1),
+    };
     let most = (MAX_CHANNEL_STEPS / algo::most_channel_steps(key)).max(1);
     let channels_per_block = channels.div_ceil(wanted).min(most);
-    if channels_per_block > 1 && algo::waits_across(key) {
+    if channels_per_block > 1 && waits {
         return Err(PlanError::usage(format!(
             "the program's {channels} channels wait for each other and need a block each, there are \
              {wanted}: raise the number of lanes and CTAs, or choose another algorithm"
