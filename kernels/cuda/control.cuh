@@ -79,7 +79,7 @@ __device__ __forceinline__ u32 next_chunk(u32 chunk, i32 stride, u32 chunks) {
     return (u32)(moved < 0 ? moved + (i32)chunks : moved >= (i32)chunks ? moved - (i32)chunks : moved);
 }
 
-// The block of this launch that runs `channel` for our instance of our work, or -1.
+// The block of this launch that runs `channel` for our instance, or -1.
 __device__ __forceinline__ i32 block_of(u32 channel) {
 #pragma unroll 1
     for (u32 i = 0; i < sh.n_blocks; i++) {
@@ -193,7 +193,9 @@ __device__ __forceinline__ Awaited fill(Record& r, const HawserStep& step, u32 i
     if (lane == 18 && step.after_channel != HAWSER_NO_DEP) {
         i32 other = block_of(step.after_channel);
         if (other >= 0) {
-            u64 done = progress_at(sh.work, tile, sh.blocks[other].n_steps, step.after_step);
+            // Channels of another work, whose tiles are not these, have one tile.
+            u32 awaited = sh.blocks[other].work == sh.block.work ? tile : 0;
+            u64 done = progress_at(sh.work, awaited, sh.blocks[other].n_steps, step.after_step);
             a = {sh.comm.deps + offsetof(HawserDeps, progress) + 8 * (u64)other, ((u64)sh.epoch << 40) + done,
                  HAWSER_WAIT_CHANNEL, step.after_channel, 0};
         }

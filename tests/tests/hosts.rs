@@ -72,8 +72,8 @@ fn rails_on_hosts_of_many_shapes() {
             &[Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter],
         );
         run_rails(hosts, "rail_tree", &[Collective::AllReduce]);
-        // Blocks of whole packs, of which as many as a host has ranks fit into a slot.
-        let sizes = [(DataType::Float32, 4), (DataType::Int8, 144), (DataType::Bfloat16, 1_000)];
+        // Blocks of whole packs that fit into slots; those of a host may be several tiles.
+        let sizes = [(DataType::Float32, 4), (DataType::Int8, 144), (DataType::Bfloat16, 16_000)];
         run_by_rule(hosts, "rail_relay", &[Collective::AllToAll], sizes);
     }
 }

@@ -247,6 +247,9 @@ fn refused_by_settings(query: &Query<'_>) -> Option<String> {
             return Some(error.into_text());
         }
     }
+    if key.algorithm == Algorithm::RailRelay && !config.relays {
+        return Some("left out by NCCL_PXN_DISABLE".to_string());
+    }
     if index
         .and_then(|index| config.algorithms[index])
         .is_some_and(|mask| mask & algorithm_bit(key.algorithm) == 0)

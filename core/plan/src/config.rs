@@ -44,6 +44,8 @@ pub struct PlanConfig {
     /// True if parts of heaps are made when operations first need them, where that is possible
     /// ([`crate::layout::HeapLayout::is_late`]).
     pub late_parts: bool,
+    /// False if no rank may send what others of its host have for other hosts (`NCCL_PXN_DISABLE`).
+    pub relays: bool,
     /// True where one thread runs the blocks of a launch in turns (the host device): then any number of them
     /// may wait for each other, whatever `max_ctas` is.
     pub blocks_take_turns: bool,
@@ -83,6 +85,7 @@ impl Default for PlanConfig {
             message_bytes: u64::MAX,
             slot_lead: 0,
             late_parts: false,
+            relays: true,
             blocks_take_turns: false,
         }
     }
@@ -199,6 +202,7 @@ impl PlanConfig {
         digest.add(self.message_bytes);
         digest.add(u64::from(self.slot_lead));
         digest.add(u64::from(self.late_parts));
+        digest.add(u64::from(self.relays));
         digest.add(u64::from(self.blocks_take_turns));
         digest.value()
     }

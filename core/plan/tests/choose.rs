@@ -230,6 +230,15 @@ fn rails_need_nics_of_their_own() {
             );
         }
     }
+    // Small blocks go by relays, long ones and those of no whole packs straight.
+    for (count, relayed) in [(4, true), (64 << 10, true), (65 << 10, false), (5, false)] {
+        let taken = takes(Collective::AllToAll, count, &own, &config);
+        assert_eq!(taken == Algorithm::RailRelay, relayed, "{count}: {taken:?}");
+        let without = PlanConfig { relays: false, ..config.clone() };
+        for (topology, config) in [(&shared, &config), (&own, &without)] {
+            assert_ne!(takes(Collective::AllToAll, count, topology, config), Algorithm::RailRelay);
+        }
+    }
     for (word, rails, flat) in
         [("Ring", Algorithm::RailRing, Algorithm::Ring), ("Tree", Algorithm::RailTree, Algorithm::Tree)]
     {

@@ -30,8 +30,8 @@ fn config(key: &ProgramKey, lanes: u32) -> PlanConfig {
             let depth = usual.depth.max(imported::kept(program).min_depth);
             PlanConfig { depth, lanes: lanes.max(imported::kept(program).lanes()), ..usual }
         }
-        // A run is one tile.
-        _ if algo::run(key) > 1 => PlanConfig { slot_bytes: [64 << 10; 3], ..usual },
+        // Blocks that are moved by runs fit into a slot.
+        _ if algo::run(key) > 1 => PlanConfig { slot_bytes: [8 << 10; 3], ..usual },
         _ => usual,
     }
 }
@@ -334,7 +334,7 @@ fn exported_programs() {
     }
 }
 
-/// Relays of given hosts: blocks of a whole host in one message, up to a slot's size.
+/// Relays of given hosts: blocks of up to a slot's size, those of a whole host in one or several tiles.
 #[test]
 fn relays_of_given_hosts() {
     let (dtype, op) = (DataType::Int64, ReduceOp::Sum);
@@ -347,7 +347,7 @@ fn relays_of_given_hosts() {
         }
         let long = Case {
             key,
-            count: 1 << 14,
+            count: 1026,
             dtype,
             op,
             route: Route::SIMPLE,

@@ -158,8 +158,8 @@ pub struct RankProgram {
     /// that share a lane share no peer.
     pub lanes: Vec<u32>,
     /// The chunks that each channel moves as one: in a channel with a run of 8, chunk 3 of a step is chunks
-    /// 24 to 31 of the buffer, and a slot carries them all. Empty = 1 each. Such a program moves blocks that
-    /// fit into slots by whole runs, in one tile; nothing cuts them.
+    /// 24 to 31 of the buffer. Empty = 1 each. Channels without runs then have one tile, and nobody waits for
+    /// channels with runs: tiles of a run are not those of its chunks.
     pub runs: Vec<u32>,
 }
 

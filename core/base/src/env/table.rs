@@ -325,9 +325,10 @@ settings! {
         /// 0: InfiniBand does not go on over other rails when one fails.
         fault_tolerance: Option<bool> = "NCCL_ENABLE_FAULT_TOLERANCE", SWITCH, default "1", page "net-ib.md",
             reader Reader::Plugin("net-ib");
-        /// There is no relay through other GPUs' NICs in this version.
-        pxn_disable: Option<bool> = "NCCL_PXN_DISABLE", SWITCH, default "0", page "sm-free.md",
-            reader Reader::Nobody;
+        /// 1: no rank sends what others of its host have for other hosts (`RailRelay`, for small all-to-alls
+        /// where ranks have NICs of their own). Messages of programs are never sent so.
+        pxn_disable: Option<bool> = "NCCL_PXN_DISABLE", SWITCH, default "0",
+            page "running-on-many-hosts.md";
     }
     "Copy engines" {
         /// 0: kernels do everything, 1: copy engines do what they can, 2: a move that copy engines cannot do

@@ -7,7 +7,7 @@
 //! in the output, where blocks are in the order of their senders. So a rank has `H - 1` messages for other
 //! hosts instead of `L (H - 1)`, and none leaves its rail.
 //!
-//! Blocks have to be so small that a run fits into a slot; beyond that messages are long anyway.
+//! Blocks have to fit into a slot; beyond that messages are long anyway.
 
 use super::entry::{Across, Entry, Generator, Load, Needs, NetTraffic, ProgramKey, Traffic};
 use super::rails::{self, per_host};

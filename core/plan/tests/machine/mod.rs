@@ -164,13 +164,15 @@ fn is_due(launch: &Launch, places: &[Place], index: usize) -> bool {
     let awaited = |b: &Block| u16::from(b.channel) == step.after_channel && b.instance == block.instance;
     let Some(other) = blocks[..places.len()].iter().position(awaited) else { return true };
     let (slices, there) = (work.slices.max(1), places[other]);
+    let their = &blocks[other];
+    let tile = if their.work == block.work { at.tile } else { 0 };
     let group = |tile: u32| tile / slices;
     let times = launch.steps[usize::from(blocks[other].first_step) + usize::from(step.after_step)].times;
     let is_past = |there: Place| {
         let place = (group(there.tile), there.step, there.repetition, there.tile % slices);
-        place > (group(at.tile), u32::from(step.after_step), times - 1, at.tile % slices)
+        place > (group(tile), u32::from(step.after_step), times - 1, tile % slices)
     };
-    there.tile >= work.tiles || is_past(there)
+    there.tile >= launch.plan.args.works[usize::from(their.work)].tiles || is_past(there)
 }
 
 fn start(launch: Option<&Launch>) -> Vec<Place> {

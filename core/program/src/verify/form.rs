@@ -48,6 +48,9 @@ pub(super) fn check(program: &Program) -> Result<(), Fault> {
                 for dep in &step.after {
                     let awaited = rank_program.channels.get(dep.channel as usize);
                     let exists = awaited.is_some_and(|c| (dep.step as usize) < c.steps.len());
+                    if rank_program.run(dep.channel) > 1 {
+                        return Err(bad(format!("waits for channel {}, which moves runs", dep.channel)));
+                    }
                     if !exists || dep.channel == at.channel {
                         return Err(bad(format!(
                             "waits for channel {} step {}, which is not a step of another channel",

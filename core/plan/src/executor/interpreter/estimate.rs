@@ -106,10 +106,9 @@ pub fn cheapest(query: &Query<'_>) -> Result<Outcome> {
         Ok(packing) => packing,
         Err(error) => return Ok(Outcome::Filtered(error.into_text())),
     };
-    let run = algo::run(&key);
-    if run > 1
-        && let Some(reason) =
-            refused_runs(query.call.count * query.call.dtype.size() as u64, run, route, config)
+    let block = query.call.count * query.call.dtype.size() as u64;
+    if algo::run(&key) > 1
+        && let Some(reason) = refused_runs(block, route, config)
     {
         return Ok(Outcome::Filtered(reason));
     }

@@ -154,31 +154,26 @@ const WORK_OF_RUNS: usize = 1;
 /// The places of the data for channels that move runs of `run` chunks: as [`Work`] of larger chunks.
 ///
 /// # Errors
-/// `InvalidUsage`: a run does not fit into a slot, or its blocks do not lie as close as in a slot.
+/// `InvalidUsage`: the chunks are no single tiles, or do not lie side by side.
 fn work_of_runs(work: &Work, run: u32, route: Route, elem: u64, config: &PlanConfig) -> Result<Work> {
-    if let Some(reason) = refused_runs(work.count * elem, run, route, config) {
+    if let Some(reason) = refused_runs(work.count * elem, route, config) {
         return Err(PlanError::usage(reason));
     }
-    let count = work.count * u64::from(run);
-    Ok(Work {
-        count,
-        chunk: count,
-        instance: count,
-        tile: count as u32,
-        chunks: work.chunks.map(|chunks| chunks / run),
-        ..*work
-    })
+    let mut runs =
+        Work { count: work.count * u64::from(run), chunks: work.chunks.map(|all| all / run), ..*work };
+    cut(&mut runs, 1, route, elem, config)?;
+    Ok(runs)
 }
 
-/// The reason why blocks of so many bytes cannot be moved by runs, if there is one: a run is one tile, and
-/// its blocks lie side by side in scratch too, where each begins with a pack.
-pub(crate) fn refused_runs(bytes: u64, run: u32, route: Route, config: &PlanConfig) -> Option<String> {
-    let slot = u64::from(config.slot_bytes[route.slots()]);
+/// The reason why blocks of so many bytes cannot be moved by runs, if there is one. Channels wait for each
+/// other tile by tile, and the tiles of a run are not those of its blocks: these are one tile each. They lie
+/// side by side in scratch too, where each begins with a pack.
+pub(crate) fn refused_runs(bytes: u64, route: Route, config: &PlanConfig) -> Option<String> {
+    let slot = u64::from(config.slot_bytes[route.slots()]) / PACK_BYTES * PACK_BYTES;
     if !bytes.is_multiple_of(PACK_BYTES) {
         return Some(format!("blocks of {bytes} bytes are no multiple of {PACK_BYTES}"));
     }
-    let is_long = bytes.checked_mul(u64::from(run)).is_none_or(|run| run > slot / PACK_BYTES * PACK_BYTES);
-    is_long.then(|| format!("{run} blocks of {bytes} bytes do not fit into a slot of {slot}"))
+    (bytes > slot).then(|| format!("blocks of {bytes} bytes do not fit into a slot of {slot}"))
 }
 
 fn slots_needed(key: &ProgramKey) -> u32 {

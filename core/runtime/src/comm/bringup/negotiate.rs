@@ -388,6 +388,7 @@ fn plan_config(device: DeviceKind, settings: &Settings, config: &Config) -> Resu
     plan_config.fuse = settings.fuse;
     plan_config.reproducible = settings.reproducible.unwrap_or(config.reproducible).min(reproducible::MOST);
     plan_config.late_parts = settings.runtime_connect;
+    plan_config.relays = settings.pxn_disable != Some(true);
     let most = MAX_BLOCKS as u32;
     plan_config.max_ctas = settings.max_ctas.or(config.max_ctas).unwrap_or(most).clamp(1, most);
     plan_config.min_ctas = settings.min_ctas.or(config.min_ctas).unwrap_or(1).clamp(1, plan_config.max_ctas);

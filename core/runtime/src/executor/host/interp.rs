@@ -264,7 +264,9 @@ impl<'a> Run<'a> {
         let mine = &self.args.blocks[i];
         let same = |b: &Block| b.instance == mine.instance && u16::from(b.channel) == step.after_channel;
         let Some(other) = self.args.blocks[..self.blocks.len()].iter().position(same) else { return true };
-        let (their, mine) = (&self.args.blocks[other], self.blocks[i].place.tile);
+        let their = &self.args.blocks[other];
+        // Channels of another work, whose tiles are not these, have one tile.
+        let mine = if their.work == mine.work { self.blocks[i].place.tile } else { 0 };
         let awaited = &self.steps[usize::from(their.first_step) + usize::from(step.after_step)];
         let slices = self.args.works[usize::from(their.work)].slices.max(1);
         let at = &self.blocks[other].place;

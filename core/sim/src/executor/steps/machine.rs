@@ -345,7 +345,10 @@ impl<'a> Machine<'a> {
         let state = self.blocks[other as usize];
         let awaited = self.programs.blocks[other as usize].first + u32::from(step.after.1);
         let times = self.programs.steps[awaited as usize].times;
-        let (slices, mine) = (self.kind_of(block).work.slices.max(1), self.blocks[block as usize].place.tile);
+        let slices = self.kind_of(block).work.slices.max(1);
+        // Channels of another work, whose tiles are not these, have one tile.
+        let is_same = self.programs.blocks[other as usize].kind == own.kind;
+        let mine = if is_same { self.blocks[block as usize].place.tile } else { 0 };
         let (at, wanted) = (state.place, u32::from(step.after.1));
         let target = (mine / slices, wanted, times - 1, mine % slices);
         let is_past = (at.tile / slices, at.step, at.repetition, at.tile % slices) > target;
