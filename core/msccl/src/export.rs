@@ -34,8 +34,8 @@ pub struct Window {
 /// the program is right there too.
 ///
 /// # Errors
-/// `BadProgram` for what the format cannot say: a network, runs, native steps, a protocol without FIFOs, too many
-/// channels or steps.
+/// `BadProgram` for what the format cannot say: a network, runs, native steps, a protocol without FIFOs, too
+/// many channels or steps.
 pub fn to_xml(program: &Program, window: &Window) -> Result<String> {
     let shape = &program.shape;
     let bad = |text: String| Err(PlanError::program(format!("{}: {text}", shape.name)));

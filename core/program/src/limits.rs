@@ -37,8 +37,8 @@ pub fn check(program: &Program) -> Result<()> {
     for (rank, steps) in program.ranks.iter().enumerate() {
         if steps.longest_run() > 1 {
             return Err(PlanError::program(format!(
-                "rank {rank} moves runs of chunks, which only the library's own programs can: their sizes are \
-                 known before they are chosen"
+                "rank {rank} moves runs of chunks, which only the library's own programs can: the chooser \
+                 knows for which sizes"
             )));
         }
         if steps.channels.len() > MAX_CHANNELS {

@@ -47,7 +47,8 @@ fn a_period_stands_for_all() {
     }
 }
 
-/// An all-to-all is predicted for as many ranks as one program serves.
+/// An all-to-all is predicted for as many ranks as one program serves. Blocks of no whole packs go straight,
+/// whatever the number of ranks.
 #[test]
 fn all_to_all_of_thousands_of_ranks() {
     let mut before = 0.0;
@@ -55,7 +56,7 @@ fn all_to_all_of_thousands_of_ranks() {
         let cluster = cluster(&format!("{hosts} hosts of hgx-h200"));
         let ranks = u64::from(cluster.topology.size());
         let (decision, prediction) =
-            predict(&cluster, Collective::AllToAll, ranks * 4096, &Options::default()).expect("a prediction");
+            predict(&cluster, Collective::AllToAll, ranks * 4100, &Options::default()).expect("a prediction");
         println!("{ranks} ranks: {decision}: {} µs, {} events", prediction.us, prediction.events);
         let per_rank = prediction.us / ranks as f64;
         assert!(before == 0.0 || (0.8..1.25).contains(&(per_rank / before)), "{ranks}: {per_rank}, {before}");

@@ -63,8 +63,8 @@ algorithms! {
     RailRing = "RailRing",
     /// As `RailRing`, with a binary tree of hosts instead of each ring.
     RailTree = "RailTree",
-    /// All-to-all: blocks for a rank on another host go through the rank of the own host on the same rail, which
-    /// sends those of all its neighbours as one message.
+    /// All-to-all: blocks for a rank on another host go through the rank of the own host on the same rail,
+    /// which sends those of all its neighbours as one message.
     RailRelay = "RailRelay",
 }
 

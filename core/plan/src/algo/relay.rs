@@ -1,11 +1,11 @@
-//! All-to-all in two levels: what a host's ranks have for a rank of another host leaves as one message, by the
-//! rank of the own host on the receiver's rail (NCCL's PXN, "PCI × NVLink").
+//! All-to-all in two levels: what a host's ranks have for a rank of another host leaves as one message, by
+//! the rank of the own host on the receiver's rail (NCCL's PXN, "PCI × NVLink").
 //!
 //! Rank `h * L + k` is rank `k` of host `h`, and rail `k` is the ranks with equal `k` of all hosts. For each
 //! other host `t` the ranks of a host exchange their blocks for `t`: rank `k` collects those for rank `k` of
-//! `t`, side by side in its scratch memory, and sends them on as a run of `L` blocks. They arrive side by side
-//! in the output, where blocks are in the order of their senders. So a rank has `H - 1` messages for other
-//! hosts instead of `L (H - 1)`, and none leaves its rail.
+//! `t`, side by side in its scratch memory, and sends them on as a run of `L` blocks. They arrive side by
+//! side in the output, where blocks are in the order of their senders. So a rank has `H - 1` messages for
+//! other hosts instead of `L (H - 1)`, and none leaves its rail.
 //!
 //! Blocks have to fit into a slot; beyond that messages are long anyway.
 
@@ -151,8 +151,8 @@ impl Place {
         steps
     }
 
-    /// Sends the runs for the hosts of a group on as soon as they are collected, and takes those from the hosts
-    /// as far behind.
+    /// Sends the runs for the hosts of a group on as soon as they are collected, and takes those from the
+    /// hosts as far behind.
     fn send_on(&self, group: u32) -> Vec<Step> {
         let mut steps = Vec::new();
         for (number, distance) in (0..).zip(self.distances(group)) {

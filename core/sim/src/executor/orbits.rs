@@ -41,7 +41,7 @@ pub fn is_symmetric(key: &ProgramKey) -> bool {
         ),
         Algorithm::Direct => key.collective == Collective::AllToAll,
         Algorithm::Bruck | Algorithm::Pat => true,
-        Algorithm::Hierarchical | Algorithm::RailRing => key.per_host > 0,
+        Algorithm::Hierarchical | Algorithm::RailRing | Algorithm::RailRelay => key.per_host > 0,
         _ => false,
     }
 }
