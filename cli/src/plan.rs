@@ -313,7 +313,7 @@ fn list() -> String {
         let note = match measured {
             Measured::Everywhere => "everywhere",
             Measured::BetweenHosts => {
-                "between hosts of one rank; elsewhere runs only if NCCL_ALGO or a rule names it"
+                "between hosts of one rank; runs there, where ranks have own NICs, or if a rule names it"
             }
             Measured::OwnNics => "not yet; runs where every rank has a NIC of its own, or a rule names it",
             Measured::Nowhere => "not yet; runs only if NCCL_ALGO or a rule names it",

@@ -31,12 +31,13 @@ fn start(network: &Network, nics: &str, settings: &[(&str, &str)]) -> Vec<Proces
     ranks
 }
 
-/// Asks a rank until a verdict fits.
-fn expect(rank: &mut Process, fits: impl Fn(&Verdict) -> bool) -> Verdict {
+/// Asks the rank of a host, on that host, until a verdict fits.
+fn expect(network: &Network, host: u32, rank: &mut Process, fits: impl Fn(&Verdict) -> bool) -> Verdict {
     let until = Instant::now() + LIMIT;
     let mut seen = Vec::new();
     loop {
-        let verdicts = client::hang(rank.id());
+        let pid = rank.id();
+        let verdicts = network.on(host, || client::hang(pid));
         if let Some(found) = verdicts.as_ref().ok().and_then(|all| all.iter().find(|verdict| fits(verdict))) {
             return found.clone();
         }
@@ -63,7 +64,7 @@ fn a_path_that_is_silent_is_to_blame() {
     let ports: Vec<u16> = network.listening(1).iter().map(SocketAddr::port).collect();
     assert!(!ports.is_empty(), "nobody listens");
     network.block(0, &ports, true);
-    let found = expect(&mut ranks[0], |verdict| verdict.cause == Cause::RailDown);
+    let found = expect(&network, 0, &mut ranks[0], |verdict| verdict.cause == Cause::RailDown);
     for part in ["a net has lost a rail: the net of rank 0", "lost data socket 0 of eth0"] {
         assert!(found.sentence.contains(part), "no {part}: {}", found.sentence);
     }
@@ -78,7 +79,7 @@ fn a_rail_that_is_lost_beside_another_is_told() {
     let Some(network) = on_host().then(|| Network::start(2, 2, Family::V4)).flatten() else { return };
     let mut ranks = start(&network, "eth", &[]);
     network.pull(1, 1);
-    expect(&mut ranks[0], |verdict| {
+    expect(&network, 0, &mut ranks[0], |verdict| {
         verdict.sentence.contains("lost data socket") && verdict.sentence.contains("of eth1")
     });
     go_on_and_end(ranks);
@@ -90,8 +91,9 @@ fn a_host_that_is_cut_off_is_told_by_its_peer() {
     let Some(network) = on_host().then(|| Network::start(2, 1, Family::V4)).flatten() else { return };
     let mut ranks = start(&network, "eth0", &[]);
     network.pull(1, 0);
-    let found =
-        expect(&mut ranks[0], |verdict| verdict.cause == Cause::Silent && verdict.sentence.contains("eth0"));
+    let found = expect(&network, 0, &mut ranks[0], |verdict| {
+        verdict.cause == Cause::Silent && verdict.sentence.contains("eth0")
+    });
     assert_eq!(found.guilty, [1], "{}", found.sentence);
     assert!(found.sentence.contains("beside that, the net of rank 0"), "{}", found.sentence);
     network.plug(1, 0);

@@ -72,7 +72,9 @@ impl Candidate {
     pub(crate) fn new(algorithm: Algorithm, route: Route, outcome: Outcome, topology: &Topology) -> Self {
         let is_measured = match algo::measured(algorithm) {
             Measured::Everywhere => true,
-            Measured::BetweenHosts => topology.hosts() > 1 && topology.hosts() == topology.size(),
+            Measured::BetweenHosts => {
+                topology.hosts() > 1 && topology.hosts() == topology.size() || topology.has_own_nics()
+            }
             Measured::OwnNics => topology.has_own_nics(),
             Measured::Nowhere => false,
         };

@@ -73,7 +73,8 @@ algorithms! {
 pub enum Measured {
     /// Within a host and between hosts.
     Everywhere,
-    /// Between hosts of one rank each.
+    /// Between hosts of one rank each. Where each rank of a host has a NIC of its own it counts as well, as
+    /// [`Measured::OwnNics`] does.
     BetweenHosts,
     /// Not yet; but where each rank of a host has a NIC of its own nothing was measured, and there the cost
     /// model alone decides.

@@ -262,6 +262,9 @@ pub struct NetTraffic {
     pub hops: f64,
     /// Those that every further tile waits for.
     pub waits: f64,
+    /// Times that blocks move a tile for each hop. They are counted where ranks have NICs of their own: what
+    /// was measured elsewhere has them in the time of a hop.
+    pub passes: f64,
     /// Messages to and from other hosts that the busiest rank has for a tile, if the program has a root.
     pub busiest: f64,
     /// Messages that the busiest rank has for the first tile beside one each way for each hop, if it has no
@@ -272,7 +275,7 @@ pub struct NetTraffic {
 impl NetTraffic {
     /// `out` bytes, all out of one rank, in `hops` hops, one message each way at a time.
     pub fn new(out: f64, hops: f64) -> Self {
-        Self { out, out_of_rank: out, hops, waits: hops, busiest: 2.0, more_messages: 0.0 }
+        Self { out, out_of_rank: out, hops, waits: hops, passes: 0.0, busiest: 2.0, more_messages: 0.0 }
     }
 
     /// The same, where so many ranks of a host send equal parts of it.

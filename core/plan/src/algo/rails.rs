@@ -138,11 +138,16 @@ fn tree_traffic(load: &Load) -> Traffic {
     Traffic { hops, fill: hops, out: inside, streamed, chunk, ..load.chain() }
 }
 
+/// Messages that the busiest rank of a tree has besides one each way for each level of hosts, by the twin.
+const MORE_MESSAGES: f64 = 1.6;
+
 /// Out of the rank with two hosts below: once up, twice down. As many rails have another tree, where its host
 /// has nobody below.
 fn tree_across(load: &Across) -> NetTraffic {
     let whole = NetTraffic::new(2.0 * load.bytes, 2.0 * load.levels());
-    NetTraffic { out_of_rank: 3.0 * load.bytes / load.local, waits: 1.0, ..whole }
+    let more_messages = MORE_MESSAGES * load.levels();
+    let out_of_rank = 3.0 * load.bytes / load.local;
+    NetTraffic { out_of_rank, waits: 1.0, passes: super::tree::PASSES, more_messages, ..whole }
 }
 
 /// Reduce-scatter round the rail's ring, whose hosts add up inside first, then all-gather round it: chunk `i`

@@ -37,8 +37,12 @@ fn doubling_traffic(load: &Load) -> Traffic {
     load.by_form(load.levels(), load.bytes * load.levels(), load.bytes)
 }
 
+/// Times that a block moves a tile for each hop between hosts, by the twin.
+const PASSES: f64 = 1.5;
+
 fn doubling_across(load: &Across) -> NetTraffic {
-    NetTraffic::new(load.bytes * load.local * load.levels(), load.levels()).over(load.local)
+    let whole = NetTraffic::new(load.bytes * load.local * load.levels(), load.levels());
+    NetTraffic { passes: PASSES, ..whole.over(load.local) }
 }
 
 fn halving_traffic(load: &Load) -> Traffic {

@@ -61,8 +61,12 @@ fn traffic(load: &Load) -> Traffic {
     }
 }
 
+/// Times that a block with two children moves a tile for each hop between hosts, by the twin: it takes it,
+/// adds to it, and sends it to two others.
+pub(super) const PASSES: f64 = 2.9;
+
 fn all_reduce_across(load: &Across) -> NetTraffic {
-    NetTraffic::new(2.0 * load.bytes, 2.0 * load.levels())
+    NetTraffic { passes: PASSES, ..NetTraffic::new(2.0 * load.bytes, 2.0 * load.levels()) }
 }
 
 fn across(load: &Across) -> NetTraffic {

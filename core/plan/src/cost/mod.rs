@@ -43,9 +43,12 @@ pub fn predict(
     let wire = traffic.out / (constants.wire() * traffic.share * path.wire_share);
     let work = traffic.streamed / (blocks * path.block());
     let waits = (tiles - 1.0) * traffic.waits * path.round_us;
-    let fill = traffic.fill * (slot.min(traffic.chunk / f64::from(instances)) / path.block());
-    let (far, far_hops) =
-        if topology.hosts() > 1 { net(key, route, (bytes as f64, tiles), topology) } else { (0.0, 0.0) };
+    let tile_us = slot.min(traffic.chunk / f64::from(instances)) / path.block();
+    let fill = traffic.fill * tile_us;
+    let (far, far_hops) = match topology.hosts() {
+        1 => (0.0, 0.0),
+        _ => net(key, route, (bytes as f64, tiles, tile_us), topology),
+    };
     let moved = wire.max(work + waits).max(far);
     path.fixed_us + traffic.hops * path.hop_us + far_hops + fill + moved + blocks * path.block_us
 }
@@ -127,8 +130,13 @@ fn exchanges(key: &ProgramKey) -> f64 {
 const NET_MBPS: u32 = 25_000;
 
 /// The time that the network adds: µs for the bytes out of the busiest host and the hops of all tiles, and µs
-/// for the hops and messages of the first tile.
-fn net(key: &ProgramKey, route: Route, (bytes, tiles): (f64, f64), topology: &Topology) -> (f64, f64) {
+/// for the hops and messages of the first tile. A block moves a tile in `tile_us`.
+fn net(
+    key: &ProgramKey,
+    route: Route,
+    (bytes, tiles, tile_us): (f64, f64, f64),
+    topology: &Topology,
+) -> (f64, f64) {
     // Flags travel with the data.
     let on_wire = if route == Route::LL { 2.0 } else { 1.0 };
     let across = Across {
@@ -137,13 +145,14 @@ fn net(key: &ProgramKey, route: Route, (bytes, tiles): (f64, f64), topology: &To
         hosts: f64::from(topology.hosts()),
         local: f64::from(topology.places().1),
     };
-    let NetTraffic { out, out_of_rank, hops, waits, busiest, more_messages } = net_traffic(&across);
+    let NetTraffic { out, out_of_rank, hops, waits, passes, busiest, more_messages } = net_traffic(&across);
     let of_host = if topology.net_mbps == 0 { NET_MBPS } else { topology.net_mbps };
     let of_rank = if topology.rank_mbps == 0 { of_host } else { topology.rank_mbps };
     // A megabit per second is an eighth of a byte per µs.
     let us = |bytes: f64, mbps: u32| bytes / (f64::from(mbps) / 8.0);
     let moved = us(out, of_host).max(us(out_of_rank, of_rank));
-    let waits = (tiles - 1.0) * waits * topology.constants.net_round_us;
+    let passed = if topology.has_own_nics() { passes * tile_us } else { 0.0 };
+    let waits = (tiles - 1.0) * waits * (topology.constants.net_round_us + passed);
     let Constants { net_hop_us, net_message_us, .. } = topology.constants;
     let begin = match key.collective {
         // Ranks do not wait for those behind them, so calls that follow one another overlap: what the busiest
@@ -152,7 +161,7 @@ fn net(key: &ProgramKey, route: Route, (bytes, tiles): (f64, f64), topology: &To
         Collective::Broadcast | Collective::Reduce => {
             hops * net_hop_us / 3.0 + 2.0 * busiest * net_message_us
         }
-        _ => hops * net_hop_us + more_messages * net_message_us,
+        _ => hops * (net_hop_us + passed) + more_messages * net_message_us,
     };
     (moved + waits, begin)
 }

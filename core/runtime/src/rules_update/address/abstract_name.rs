@@ -60,7 +60,8 @@ pub fn processes() -> Result<Vec<u32>> {
 /// The processes, and their names, that a table of sockets shows. A forked child may hold a socket of a
 /// process that has ended; nobody answers there.
 fn listening() -> Result<Vec<(u32, String)>> {
-    const TABLE: &str = "/proc/self/net/unix";
+    // Of this thread's network namespace, in which its sockets are made.
+    const TABLE: &str = "/proc/thread-self/net/unix";
     let table = std::fs::read(TABLE).map_err(|error| Error::system(TABLE, error))?;
     let mut all = names_in(&String::from_utf8_lossy(&table), &prefix());
     all.retain(|(pid, _)| Pid::from_raw(*pid as i32).is_some_and(|pid| !has_ended(pid)));
