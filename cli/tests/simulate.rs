@@ -108,10 +108,27 @@ fn bad_clusters_are_errors_that_name_them() {
     }
     let missing = run(&["perf", "all_reduce", "--simulate", "/nowhere/cluster.toml"]);
     assert!(String::from_utf8_lossy(&missing.stderr).contains("cannot read /nowhere/cluster.toml"));
-    let messages = run(&["perf", "hypercube", "--simulate", "2 hosts of cpu"]);
-    assert!(String::from_utf8_lossy(&messages.stderr).contains("not simulated yet"));
+    let odd = run(&["perf", "hypercube", "--simulate", "3 hosts of cpu"]);
+    assert!(String::from_utf8_lossy(&odd.stderr).contains("needs a power of two of ranks"));
     let both = run(&["perf", "all_reduce", "--simulate", "2 hosts of cpu", "-t", "4"]);
     assert_eq!(both.status.code(), Some(2));
+}
+
+/// A hypercube's exchanges follow one another: on twice as many hosts there is one more, as long as all before
+/// it together and more.
+#[test]
+fn exchanges_of_a_hypercube_follow_one_another() {
+    let us = |hosts: u32| {
+        let cluster = format!("{hosts} hosts of cpu");
+        let output = run(&["perf", "hypercube", "-b", "64M", "-e", "64M", "--simulate", &cluster]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let row = text.lines().find(|line| !line.starts_with('#')).unwrap_or_else(|| panic!("{text}"));
+        row.split_whitespace().nth(5).and_then(|us| us.parse::<f64>().ok()).unwrap_or_else(|| panic!("{row}"))
+    };
+    // Half of the output crosses at last, a quarter before that, and so on.
+    let (two, four, eight) = (us(2), us(4), us(8));
+    assert!(1.2 * two < four && four < 1.9 * two, "{two} {four} {eight}");
+    assert!(four < eight && eight < 1.4 * four, "{two} {four} {eight}");
 }
 
 #[test]

@@ -176,7 +176,11 @@ pub fn agree_on_id(library: &dyn Library, control: &mut Control, place: &Place) 
     all[0].as_slice().try_into().context("process 0 sent no unique id")
 }
 
-fn plan(options: &Options, ranks: u32) -> Result<Vec<Series>> {
+/// The operations that are asked for, with their types, reductions and roots.
+///
+/// # Errors
+/// A root is no rank, or nothing but a hypercube is asked for, of no power of two of ranks.
+pub(super) fn plan(options: &Options, ranks: u32) -> Result<Vec<Series>> {
     let mut plan = Vec::new();
     for &test in &options.collective.0 {
         if test == Test::Hypercube && !ranks.is_power_of_two() {
@@ -198,7 +202,8 @@ fn plan(options: &Options, ranks: u32) -> Result<Vec<Series>> {
     Ok(plan)
 }
 
-fn leaves_out_hypercube(options: &Options, plan: &[Series]) -> bool {
+/// True if a hypercube is asked for among others, and the number of ranks is no power of two.
+pub(super) fn leaves_out_hypercube(options: &Options, plan: &[Series]) -> bool {
     options.collective.0.contains(&Test::Hypercube)
         && plan.iter().all(|series| series.test != Test::Hypercube)
 }

@@ -18,7 +18,7 @@ use super::collective::Test;
 use super::library::About;
 use super::options::Options;
 use super::report::{Job, Outcome, Reporter, Row};
-use super::run::Series;
+use super::run::{self, Series};
 use crate::cluster;
 use crate::explain;
 use crate::interrupt;
@@ -36,9 +36,12 @@ pub fn run(options: &Options, name: &str) -> Result<bool> {
     let (tuners, rules) = explain::tuners(None, &cluster.topology, &plan_config)?;
     let copy_engines = env::settings().dma_enable && tuners.wants_copy_engines();
     let plan_config = PlanConfig { copy_engines, ..plan_config };
-    let series = series(options, cluster.topology.size())?;
+    let series = run::plan(options, cluster.topology.size())?;
     let rows = series.len() as u64 * options.sizes().len() as u64;
     let mut reporter = Reporter::new(options, job(&cluster, name, &rules), rows)?;
+    if run::leaves_out_hypercube(options, &series) {
+        reporter.note("hypercube is left out: it needs a power of two of ranks");
+    }
     let world = World { options, twin: Twin::new(&cluster), tuners, plan_config, stop: interrupt::flag()? };
     let mut done = 0;
     for one in &series {
@@ -119,7 +122,10 @@ impl World<'_> {
         /// The places of input and output: any that are apart.
         const BUFFERS: [u64; 2] = [1 << 20, 1 << 60];
         let (ranks, size) = (self.twin.topology().size(), one.dtype.size() as u64);
-        let Test::One(collective) = one.test else { return Ok(None) };
+        let collective = match one.test {
+            Test::One(collective) => collective,
+            Test::Hypercube => return self.hypercube(BUFFERS, count * size).map(Some),
+        };
         let neighbours = |rank: u32| {
             let message = |peer, send, addr| Message { peer, send, addr, bytes: count * size };
             let (to, from) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
@@ -140,6 +146,29 @@ impl World<'_> {
         vector.messages(one.dtype, 0, ranks)?;
         let messages = |rank| vector.messages(one.dtype, rank, ranks).unwrap_or_default();
         self.run_messages(&messages, collective == Collective::AllToAll).map(Some)
+    }
+
+    /// Runs the exchanges of a hypercube one after the other, each until its last rank has ended: the time of
+    /// all, and what the longest saw. None if the user has interrupted it.
+    fn hypercube(&self, [input, output]: [u64; 2], block: u64) -> Result<Option<Prediction>> {
+        let ranks = self.twin.topology().size();
+        let mut longest: Option<Prediction> = None;
+        let (mut us, mut events) = (0.0, 0);
+        for step in 0..ranks.ilog2() {
+            let exchanged = |rank: u32| {
+                let peer = rank ^ 1 << step;
+                let message = |send, addr| Message { peer, send, addr, bytes: block << step };
+                vec![message(true, input), message(false, output)]
+            };
+            let Some(one) = self.run_messages(&exchanged, false)? else { return Ok(None) };
+            us += one.us;
+            events += one.events;
+            if longest.as_ref().is_none_or(|longest| longest.us < one.us) {
+                longest = Some(one);
+            }
+        }
+        let longest = longest.context("a hypercube of one rank has no exchanges")?;
+        Ok(Some(Prediction { us, events, ..longest }))
     }
 
     /// Runs messages; None if the user has interrupted it.
@@ -168,31 +197,6 @@ fn seen(prediction: &Prediction) -> String {
         let _ = write!(text, "; busiest link: {link}, {:.0} % of its bytes per second", share * 100.0);
     }
     text
-}
-
-/// The operations that are asked for, with their types, reductions and roots.
-fn series(options: &Options, ranks: u32) -> Result<Vec<Series>> {
-    let mut series = Vec::new();
-    let is_known = |test: &Test| *test != Test::Hypercube;
-    let tests = &options.collective.0;
-    if let Some(test) = tests.iter().find(|test| !is_known(test)).filter(|_| tests.len() < Test::ALL.len()) {
-        bail!(
-            "{} is made of several groups of messages, which are not simulated yet: leave it out",
-            test.name()
-        );
-    }
-    for &test in tests.iter().filter(|test| is_known(test)) {
-        let mut first = true;
-        for &dtype in &options.types.0 {
-            for op in options.ops(test) {
-                for root in options.roots(test, ranks)? {
-                    series.push(Series { test, dtype, op, root, first });
-                    first = false;
-                }
-            }
-        }
-    }
-    Ok(series)
 }
 
 /// The job as the lines above the table describe it.
