@@ -114,8 +114,8 @@ fn bad_clusters_are_errors_that_name_them() {
     assert_eq!(both.status.code(), Some(2));
 }
 
-/// A hypercube's exchanges follow one another: on twice as many hosts there is one more, as long as all before
-/// it together and more.
+/// A hypercube's exchanges follow one another: on twice as many hosts there is one more, as long as all
+/// before it together and more.
 #[test]
 fn exchanges_of_a_hypercube_follow_one_another() {
     let us = |hosts: u32| {
