@@ -43,7 +43,7 @@ pub fn to_xml(program: &Program, window: &Window) -> Result<String> {
         return bad("MSCCL knows no networks that reduce".into());
     }
     if program.ranks.iter().any(|rank| rank.longest_run() > 1) {
-        return bad("its runs of chunks are one slot each, which MSCCL cannot say: export another one".into());
+        return bad("its runs of chunks travel as one, which MSCCL cannot say: export another one".into());
     }
     let lanes = program.ranks.iter().map(RankProgram::lane_count).max().unwrap_or(0).max(1);
     if lanes > MOST_CHANNELS {

@@ -311,3 +311,39 @@ fn two_channels_on_one_fifo() {
     program.ranks.iter_mut().for_each(|rank| rank.lanes = vec![3, 1]);
     assert!(verify(&program, DEPTH, false).is_ok());
 }
+
+/// An all-to-all of two hosts with two ranks each, whose channel 1 moves runs of two chunks.
+fn relay() -> Program {
+    let key = ProgramKey::new(Collective::AllToAll, Algorithm::RailRelay, 4, 0);
+    let program = algo::program(&ProgramKey { per_host: 2, ..key }).unwrap();
+    verify(&program, DEPTH, false).unwrap();
+    program
+}
+
+#[test]
+fn runs_that_do_not_fit() {
+    let says = |change: &dyn Fn(&mut Program), words: &str| {
+        let mut program = relay();
+        change(&mut program);
+        let found = fault(&program).to_string();
+        assert!(found.contains(words), "no {words}: {found}");
+    };
+    says(&|program| program.ranks[0].runs = vec![1], "names 1 runs for 3 channels");
+    for run in [0, 3] {
+        says(&|program| program.ranks[0].runs = vec![1, run, 1], "does not cut every buffer evenly");
+    }
+    says(&|program| program.shape.per_block = 2, "blocks that are cut into 2 chunks");
+    let waits = |program: &mut Program| {
+        let step = &mut program.ranks[0].channels[0].steps[0];
+        *step = step.clone().after(1, 0);
+    };
+    says(&waits, "waits for channel 1, which moves runs");
+    says(&|program| program.ranks[0].channels[1].steps[1].dst = Some(output(2)), "out of bounds");
+    let one = |program: &mut Program| {
+        program.ranks[0].runs.clear();
+        program.ranks[0].channels[1].steps[0].src = Some(scratch(2));
+    };
+    says(&one, "takes a run of 2 chunks, rank 0 sends 1");
+    // Each chunk of a run counts.
+    says(&|program| program.ranks[0].channels[1].steps[0].times = 1 << 24, "executed steps");
+}

@@ -1,7 +1,7 @@
 //! First pass: every step by itself.
 
 use super::fault::{At, Fault};
-use crate::{Buf, MAX_FAN, Op, Program, RankProgram, Ref, Shape, Step};
+use crate::{Buf, Channel, MAX_FAN, Op, Program, RankProgram, Ref, Shape, Step};
 use hawser_types::Collective;
 use rustc_hash::FxHashMap;
 
@@ -82,11 +82,17 @@ fn check_shape(program: &Program) -> Result<(), Fault> {
     let blocks = [shape.collective.input_blocks(shape.ranks), shape.collective.output_blocks(shape.ranks)];
     let per_rank: u64 = blocks.iter().map(|&b| u64::from(b) * u64::from(shape.per_block)).sum();
     let chunks = (per_rank + u64::from(shape.scratch)).saturating_mul(u64::from(shape.ranks));
-    let steps = program.ranks.iter().flat_map(|r| &r.channels).flat_map(|c| &c.steps);
-    let executions: u64 = steps.map(|step| u64::from(step.times)).sum();
+    let executions = program.ranks.iter().fold(0u64, |sum, rank| {
+        let of_channel = |(channel, steps): (u32, &Channel)| {
+            let times: u64 = steps.steps.iter().map(|step| u64::from(step.times)).sum();
+            times.saturating_mul(rank.run(channel).into())
+        };
+        (0..).zip(&rank.channels).map(of_channel).fold(sum, u64::saturating_add)
+    });
     if chunks > MOST || executions > MOST {
         return bad(format!(
-            "{chunks} chunks and {executions} executed steps, the verifier takes {MOST} of each"
+            "{chunks} chunks and {executions} executed steps (one for each chunk of a run), the verifier \
+             takes {MOST} of each"
         ));
     }
     let channels = program.ranks[0].channels.len();

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use hawser_base::env::Settings;
 use hawser_base::error::Result;
 use rustix::io::Errno;
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Pid;
 
 /// The kind of address that the control sockets of this user's processes have.
@@ -87,6 +88,15 @@ impl Drop for Listener {
             folder::remove(file);
         }
     }
+}
+
+/// Connects without waiting: a socket whose queue is full, which may be a stranger's, is an error.
+fn connect_to(address: &SocketAddrUnix) -> rustix::io::Result<UnixStream> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    net::connect(&socket, address)?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    Ok(UnixStream::from(socket))
 }
 
 /// The number of this PID namespace (pid_namespaces(7)): containers that share a folder, or a network, have

@@ -9,10 +9,11 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 
 use hawser_base::error::{Error, Result};
 use hawser_oob::socket;
+use rustix::net::SocketAddrUnix;
 use rustix::process::Pid;
 
 use super::super::same_user;
-use super::{Listener, has_ended, not_there, pid_namespace};
+use super::{Listener, connect_to, has_ended, not_there, pid_namespace};
 
 /// The bit of a listening socket in the fourth column of `/proc/net/unix` (`__SO_ACCEPTCON`, linux/net.h).
 const ACCEPTS: u32 = 1 << 16;
@@ -36,7 +37,7 @@ pub fn connect(pid: u32) -> Result<UnixStream> {
     let what = |name: &str| format!("asking process {pid} through {name}");
     let mut failed = None;
     for (_, name) in listening()?.into_iter().filter(|(process, _)| *process == pid) {
-        let stream = SocketAddr::from_abstract_name(&name).and_then(|at| UnixStream::connect_addr(&at));
+        let stream = SocketAddrUnix::new_abstract_name(name.as_bytes()).and_then(|at| connect_to(&at));
         match stream {
             Ok(stream) => match same_user::check_peer(&stream) {
                 Ok(()) => return Ok(stream),
@@ -109,6 +110,18 @@ mod tests {
         assert!(is_there());
         drop(listener);
         assert!(!is_there());
+    }
+
+    /// A stranger may listen under a name of ours, and take nobody: whoever asks does not wait for it.
+    #[test]
+    fn a_full_queue_keeps_nobody_waiting() {
+        let name = format!("{}{}-full", prefix(), i32::MAX);
+        let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+        let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        rustix::net::listen(&listener, 1).unwrap();
+        let waiting: Vec<_> = (0..8).map(|_| connect_to(&address)).collect();
+        assert!(waiting[0].is_ok());
+        assert_eq!(waiting[7].as_ref().err(), Some(&rustix::io::Errno::AGAIN));
     }
 
     #[test]
