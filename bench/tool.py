@@ -1,4 +1,4 @@
-"""Runs the tool on the host device, for scripts that measure there."""
+"""Runs the tool for scripts that measure, most of them on the host device."""
 
 import json
 import os
@@ -6,11 +6,16 @@ import subprocess
 import sys
 
 
-def perf(words, rules=None):
-    """The results of `hawser perf`, given as a command without `--json`, on the host device: with this rule
-    file, and with no other setting of this environment."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("HAWSER_", "NCCL_"))}
-    env |= {"HAWSER_DEVICE": "host", "HAWSER_RUNTIME_DIR": "none"}
+def perf(words, rules=None, device="host"):
+    """The results of `hawser perf`, given as a command without `--json`, on this device: with this rule file,
+    and with no other setting of this environment but those of GPUs."""
+    kept = ("NCCL_NVLS_ENABLE", "NCCL_MULTI_RANK_GPU_ENABLE", "NCCL_PASS_SM") if device == "cuda" else ()
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HAWSER_", "NCCL_")) or name in kept
+    }
+    env |= {"HAWSER_DEVICE": device, "HAWSER_RUNTIME_DIR": "none"}
     if rules:
         env["HAWSER_RULES"] = os.path.abspath(rules)
     done = subprocess.run([*words, "--json"], env=env, stdout=subprocess.PIPE, text=True, check=False)

@@ -214,6 +214,11 @@ impl<'a> Links<'a> {
         self.ranks[rank as usize].0
     }
 
+    /// The host of a rank, as the cluster describes it.
+    pub fn description(&self, rank: u32) -> &'a Host {
+        self.cluster.host(self.host_of(rank))
+    }
+
     /// The processor that a rank's thread runs on, or that of its proxy: a number of its own, whatever the
     /// host, which has at most two for each rank.
     pub fn processor_of(&self, rank: u32, is_proxy: bool) -> u32 {
@@ -247,7 +252,10 @@ impl<'a> Links<'a> {
                     way.add(into + 1, weight);
                 }
                 _ if self.cluster.topology.device == DeviceKind::Host => {
-                    way.add(out, weight);
+                    // On several cores the time of what crosses is that of the threads that move it.
+                    if !kind.has_several_cores() {
+                        way.add(out, weight);
+                    }
                     if !is_cached {
                         way.add(at.memory, weight);
                     }

@@ -137,32 +137,56 @@ fn host_device() -> Table {
     Table { name: "host device, shared memory", points, worlds, free, by_copies: false }
 }
 
-/// A table of `bench/ways.py`: threads of the host device that run several algorithms, on two processors.
-fn ways_of_the_host_device() -> Table {
-    let world = |ranks: u32| {
+/// A table of `bench/ways.py`: threads of the host device that run several algorithms.
+fn ways_of_the_host_device(name: &'static str, file: &str, counts: &[u32], machine: &str) -> Table {
+    let world = |ranks: &u32| cluster(&format!("one_process = true\n[[hosts]]\nranks = {ranks}\n{machine}"));
+    let table: Value = serde_json::from_str(&read(file)).expect("JSON");
+    Table {
+        name,
+        points: ways(&table, counts),
+        worlds: counts.iter().map(world).collect(),
+        free: &["host.", "link."],
+        by_copies: false,
+    }
+}
+
+/// Another table of `bench/ways.py`: processes that count as hosts. Each has its part of the machine's 16
+/// processors, and of the 14 GB/s that the machine moves over TCP.
+fn ways_of_hosts() -> Table {
+    let counts = [2, 4, 8];
+    let world = |hosts: u32| {
+        let nic_gbps = 29.0_f64.min(113.0 / f64::from(hosts));
         cluster(&format!(
-            "one_process = true\n[[hosts]]\nranks = {ranks}\nprocessors = 2\ncache_mib = 16\nmemory_gbs = 8\n"
+            "[[hosts]]\ncount = {hosts}\nranks = 1\nnics = 1\nprocessors = {}\ncores = {}\n\
+             nic_gbps = {nic_gbps}\nconnection_gbps = 25\nmemory_gbs = 100\n",
+            16 / hosts,
+            8 / hosts
         ))
     };
-    let table: Value = serde_json::from_str(&read("2026-11-27-host-ways.json")).expect("JSON");
-    let points = table["rows"].as_array().expect("rows").iter().map(|row| {
+    let table: Value = serde_json::from_str(&read("2026-11-29-tcp-ways.json")).expect("JSON");
+    Table {
+        name: "host device, TCP on 16 processors",
+        points: ways(&table, &counts),
+        worlds: counts.map(world).into(),
+        free: &["host.", "link.", "net."],
+        by_copies: false,
+    }
+}
+
+/// The points of a table of `bench/ways.py`, in worlds by these numbers of ranks.
+fn ways(table: &Value, counts: &[u32]) -> Vec<Point> {
+    let point = |row: &Value| {
         let text = |name: &str| row[name].as_str().expect("a text");
         let number = |name: &str| row[name].as_u64().expect("a number");
         Point {
-            world: usize::from(number("ranks") == 4),
+            world: counts.iter().position(|count| u64::from(*count) == number("ranks")).expect("a world"),
             collective: collective(text("collective")).expect("a collective"),
             bytes: number("bytes"),
             us: row["us"].as_f64().expect("µs"),
             way: Some((text("algorithm").to_owned(), number("channels") as u32)),
         }
-    });
-    Table {
-        name: "host device, ways of threads",
-        points: points.collect(),
-        worlds: [2, 4].map(world).into(),
-        free: &["host.", "link."],
-        by_copies: false,
-    }
+    };
+    table["rows"].as_array().expect("rows").iter().map(point).collect()
 }
 
 /// A point with what the planner decides for it.
@@ -288,7 +312,25 @@ fn predictions_come_near_what_was_measured() {
         (two_hosts(true), (0.14, 0.46)),
         (two_hosts(false), (0.13, 1.10)),
         (host_device(), (0.12, 0.25)),
-        (ways_of_the_host_device(), (0.11, 0.26)),
+        (
+            ways_of_the_host_device(
+                "host device, threads on 2 processors",
+                "2026-11-27-host-ways.json",
+                &[2, 4],
+                "processors = 2\ncache_mib = 16\nmemory_gbs = 8\n",
+            ),
+            (0.11, 0.26),
+        ),
+        (
+            ways_of_the_host_device(
+                "host device, threads on 16 processors",
+                "2026-11-29-host-ways.json",
+                &[2, 4, 8],
+                "processors = 16\ncores = 8\ncache_mib = 300\nmemory_gbs = 100\n",
+            ),
+            (0.05, 0.15),
+        ),
+        (ways_of_hosts(), (0.09, 0.22)),
     ];
     let wanted = std::env::var("TABLE").unwrap_or_default();
     let tables = tables.into_iter().filter(|(table, _)| table.name.contains(&wanted));

@@ -55,6 +55,11 @@ pub struct HostsFile {
     pub memory_gbs: Option<f64>,
     /// MiB of the caches that its processors share.
     pub cache_mib: Option<f64>,
+    /// Cores that its processors are threads of. Without it, data of one thread are as near to any other, and
+    /// threads do not make each other slow.
+    pub cores: Option<u32>,
+    /// MiB of the cache that a core has for itself.
+    pub core_cache_mib: Option<f64>,
     /// Processors that ranks on the host device share.
     pub processors: Option<u32>,
     /// Multiprocessors of a GPU.
@@ -153,6 +158,8 @@ impl HostsFile {
             pcie_gbs: own.pcie_gbs.or(below.pcie_gbs),
             memory_gbs: own.memory_gbs.or(below.memory_gbs),
             cache_mib: own.cache_mib.or(below.cache_mib),
+            cores: own.cores.or(below.cores),
+            core_cache_mib: own.core_cache_mib.or(below.core_cache_mib),
             processors: own.processors.or(below.processors),
             multiprocessors: own.multiprocessors.or(below.multiprocessors),
             nics: own.nics.or(below.nics),

@@ -10,6 +10,8 @@ use crate::error::{Result, SimError, wrong};
 
 /// Most ranks, NICs, switches or processors of a host.
 const MOST_PARTS: u32 = 1024;
+/// MiB of the cache that a core has for itself, where nothing else is said: that of Xeons since 2023.
+const CORE_CACHE_MIB: f64 = 2.0;
 
 /// A group of equal hosts, but for what constants say.
 pub struct Group {
@@ -47,6 +49,8 @@ impl Group {
             pcie_gbs: speed("pcie_gbs", file.pcie_gbs.unwrap_or(preset.pcie_gbs))?,
             memory_gbs: speed("memory_gbs", file.memory_gbs.unwrap_or(preset.memory_gbs))?,
             cache_mib: speed("cache_mib", file.cache_mib.unwrap_or(preset.cache_mib))?,
+            cores: file.cores.map(|cores| parts("cores", cores, 1)).transpose()?,
+            core_cache_mib: speed("core_cache_mib", file.core_cache_mib.unwrap_or(CORE_CACHE_MIB))?,
             processors: parts("processors", file.processors.unwrap_or(preset.processors), 1)?,
             multiprocessors: multiprocessors(file, preset, device)?,
             nics: parts("nics", file.nics.unwrap_or(preset.nics), 1)?,

@@ -37,6 +37,10 @@ pub struct Host {
     pub memory_gbs: f64,
     /// MiB of the caches before it: ranks of the host device whose buffers fit leave the memory alone.
     pub cache_mib: f64,
+    /// Cores that its processors are threads of, if that is known.
+    pub cores: Option<u32>,
+    /// MiB of the cache that a core has for itself.
+    pub core_cache_mib: f64,
     /// The number of processors.
     pub processors: u32,
     /// The multiprocessors of a GPU; 0 without GPUs.
@@ -224,6 +228,20 @@ impl Cluster {
 }
 
 impl Host {
+    /// True if its threads are known to run on several cores, each with a cache of its own.
+    pub fn has_several_cores(&self) -> bool {
+        self.cores.is_some_and(|cores| cores > 1)
+    }
+
+    /// The part of its time for which each of so many threads, which are anywhere, shares its core with
+    /// another one.
+    pub fn shared_cores(&self, threads: u32) -> f64 {
+        let Some(cores) = self.cores else { return 0.0 };
+        let others = f64::from(threads.clamp(1, self.processors) - 1);
+        let siblings = (f64::from(self.processors) / f64::from(cores) - 1.0).clamp(0.0, 1.0);
+        siblings * others / f64::from(self.processors - 1).max(1.0)
+    }
+
     /// The NICs that a rank uses, as a real one would choose them: those behind its own PCIe switch, else
     /// all.
     pub fn near_nics(&self, place: u32) -> std::ops::Range<u32> {

@@ -1,5 +1,6 @@
 //! The machine that runs programs: blocks, slots, credits, and their events.
 
+mod costs;
 mod crowd;
 
 use std::ops::Range;
@@ -17,11 +18,6 @@ use crate::executor::run::{self, Engine, World};
 use crate::executor::{Members, Outcome, Scene, launch, per_ps};
 use crate::links::Way;
 
-/// The cost of one more value that a step reads, as a share of its pass: the cost model has the same for a
-/// ring's reduce-scatter.
-const MORE_READS: f64 = 0.2;
-/// The same on the host device, where a copy of the same bytes costs a pass.
-const MORE_READS_OF_PROCESSORS: f64 = 2.0;
 /// Share of the wire that is left to senders with one peer, by the cost model.
 const ONE_PEER: f64 = 0.95;
 /// The time in which a processor goes over from a thread that gives way to the next one, µs.
@@ -45,7 +41,7 @@ enum Event {
     /// The sender's proxy has handed a message to the network: connection, and bytes.
     Sent(u32, u32),
     /// The last byte of a message is at the other host.
-    Received(u32),
+    Received(u32, u32),
     /// A rank's thread begins its first operation.
     Start(u32),
     /// A thread has its processor.
@@ -79,7 +75,7 @@ impl Awaited {
 #[derive(Debug, Clone, Copy)]
 enum Owner {
     Block(u32),
-    Connection(u32),
+    Connection(u32, u32),
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -360,7 +356,7 @@ impl<'a> Machine<'a> {
         let plan = self.programs.blocks[block as usize];
         let bytes = self.kind_of(block).tile_bytes(self.blocks[block as usize].place.tile) as f64;
         let times = self.times[usize::from(plan.kind)];
-        let passes = self.passes(step);
+        let passes = self.passes(plan.rank, step);
         let limit = times.block / passes;
         let near = u32::from(step.near);
         if near == 0 || bytes == 0.0 {
@@ -380,16 +376,6 @@ impl<'a> Machine<'a> {
         self.own(flow, Owner::Block(block));
     }
 
-    /// The time that a step takes for a tile, by that of a pass over it.
-    fn passes(&self, step: &SimStep) -> f64 {
-        // A processor writes to each place in a pass of its own; multiprocessors keep what they write.
-        let (writes, more_reads) = match self.crowd {
-            Some(_) => (step.writes, MORE_READS_OF_PROCESSORS),
-            None => (step.near + step.far, MORE_READS),
-        };
-        f64::from(writes).max(1.0) + more_reads * f64::from(step.reads.saturating_sub(1))
-    }
-
     fn own(&mut self, flow: u32, owner: Owner) {
         if self.owners.len() <= flow as usize {
             self.owners.resize(flow as usize + 1, None);
@@ -401,7 +387,9 @@ impl<'a> Machine<'a> {
     fn moved(&mut self, block: u32) {
         let step = self.step_of(block);
         let plan = self.programs.blocks[block as usize];
-        let (now, times, net) = (self.events.now(), self.times[usize::from(plan.kind)], self.net);
+        let (times, net) = (self.times[usize::from(plan.kind)], self.net);
+        let bytes = self.kind_of(block).tile_bytes(self.blocks[block as usize].place.tile);
+        let now = self.events.now() + self.first_lines(plan.rank, step, bytes, times.hop);
         let (recv, near, far) = (u32::from(step.recv), u32::from(step.near), u32::from(step.far));
         let credits = if self.programs.has_room_for_all { 0 } else { recv };
         for place in 0..credits {
@@ -414,14 +402,14 @@ impl<'a> Machine<'a> {
             let full = Event::Full(self.connection_of(block, step, place));
             self.events.add(now + times.hop, full);
         }
-        let bytes = self.kind_of(block).tile_bytes(self.blocks[block as usize].place.tile);
         for place in recv + near..recv + near + far {
             let connection = self.connection_of(block, step, place);
             let rank = self.programs.blocks[block as usize].rank;
             let operation = self.ranks[rank as usize].operations + 1;
             let is_first = self.streams[connection as usize].is_first_sent(operation);
             // No tile is longer than a slot.
-            self.for_proxy(rank, Job::Send(connection, bytes as u32), net.of_proxy(is_first));
+            let length = self.of_message(rank, net.of_proxy(is_first), bytes, false);
+            self.for_proxy(rank, Job::Send(connection, bytes as u32), length);
         }
         self.events.add(now + times.step, Event::Free(block));
     }
@@ -436,17 +424,21 @@ impl<'a> Machine<'a> {
         let members = self.scene.members;
         let (from, to) = (members.of(plan.from), members.of(plan.to));
         self.scene.links.far(from, to, plan.lane.into(), &mut self.way);
-        let (bytes, limit) = ((bytes as f64).max(1.0), self.scene.links.of_connection(from, to));
-        let flow = self.flows.begin(self.events.now(), bytes, limit, self.way.hops());
-        self.own(flow, Owner::Connection(connection));
+        let (on_wire, limit) = match self.is_moved_by_proxies((from, to), bytes) {
+            true => (1.0, f64::INFINITY),
+            false => ((bytes as f64).max(1.0), self.scene.links.of_connection(from, to)),
+        };
+        let flow = self.flows.begin(self.events.now(), on_wire, limit, self.way.hops());
+        self.own(flow, Owner::Connection(connection, bytes as u32));
     }
 
     /// A message is at the receiver's host: its proxy tells the block.
-    fn received(&mut self, connection: u32) {
+    fn received(&mut self, connection: u32, bytes: u32) {
         let to = self.programs.connections[(connection / self.programs.instances) as usize].actor;
         let operation = self.ranks[to as usize].operations + 1;
         let is_first = self.streams[connection as usize].is_first_taken(operation);
-        self.for_proxy(to, Job::Take(connection), self.net.of_proxy(is_first));
+        let length = self.of_message(to, self.net.of_proxy(is_first), bytes.into(), true);
+        self.for_proxy(to, Job::Take(connection), length);
     }
 
     /// The block goes on to its next tile, repetition or step.
@@ -540,9 +532,9 @@ impl<'a> World<'a> for Machine<'a> {
                 self.flows.end(ending.flow);
                 match self.owners[ending.flow as usize].take() {
                     Some(Owner::Block(block)) => self.moved(block),
-                    Some(Owner::Connection(connection)) => {
+                    Some(Owner::Connection(connection, bytes)) => {
                         let at = self.events.now() + self.net.wire;
-                        self.events.add(at, Event::Received(connection));
+                        self.events.add(at, Event::Received(connection, bytes));
                         if let Some(bytes) = self.streams[connection as usize].next() {
                             self.send(connection, bytes);
                         }
@@ -575,7 +567,7 @@ impl<'a> World<'a> for Machine<'a> {
                     self.send(connection, bytes.into());
                 }
             }
-            Event::Received(connection) => self.received(connection),
+            Event::Received(connection, bytes) => self.received(connection, bytes),
             Event::Start(rank) => self.wake(rank),
             Event::Turn(thread) => self.turn(thread),
             Event::Handled(rank) => self.handled(rank),
