@@ -19,7 +19,7 @@ use hawser_plan::{Call, CallOptions, Class};
 use smallvec::{SmallVec, smallvec};
 
 use crate::call_check;
-use crate::comm_state::{CommState, Compiled};
+use crate::comm_state::{CommState, Compiled, Reached};
 use crate::executor::fused::FusedLaunch;
 use crate::executor::{Events, Launch, Launches, Work};
 use crate::op_number::MESSAGES;
@@ -293,6 +293,8 @@ struct Resolved<'i> {
     copied: Option<Arc<Span>>,
     /// The timing of the call, where it has a launch of its own: one of several tells nothing about each.
     timed: Option<Box<TimedOp>>,
+    /// The places of its buffers that are lent to a graph.
+    lent: Option<Reached>,
 }
 
 impl Resolved<'_> {
@@ -323,7 +325,7 @@ impl Collectives<'_> {
         if comm.is_alone(call) {
             return self.copy(call, (number, sequence)).map(|()| None);
         }
-        let (compiled, timed) = comm.compiled(call, options, stream, number)?;
+        let (compiled, timed, lent) = comm.compiled_for_stream(call, options, stream, number)?;
         let (chosen, blocks) = compiled.chosen();
         let choice = &chosen.choice;
         let said = options.and_then(|options| options.class).or(chosen.class);
@@ -337,7 +339,7 @@ impl Collectives<'_> {
             spans.collective(tagged, stream, number, names, predicted_ns)
         };
         let CollectiveSpans { event, copied } = self.spans.map(of_call).unwrap_or_default();
-        Ok(Some(Resolved { compiled, call, number, sequence, class, event, copied, timed }))
+        Ok(Some(Resolved { compiled, call, number, sequence, class, event, copied, timed, lent }))
     }
 
     /// Resolves the next call of several: it waits for others, or gets its launch.
@@ -398,7 +400,7 @@ impl Collectives<'_> {
     }
 
     fn launch_alone(&mut self, resolved: Resolved<'_>) -> Result<()> {
-        let Resolved { compiled, call, number, sequence, class, event, copied, timed } = resolved;
+        let Resolved { compiled, call, number, sequence, class, event, copied, timed, lent } = resolved;
         let work = match &*compiled {
             Compiled::Steps(plan, program, _) => {
                 let mut plan = plan.clone();
@@ -412,7 +414,10 @@ impl Collectives<'_> {
                 Work::of_plan(self.comm.complete(plan, Some(program), number)?, Some(program))
             }
             Compiled::Fused(plan, _) => {
-                let reach = self.comm.reach(plan, call, number)?;
+                let reach = match lent {
+                    Some(reached) => reached,
+                    None => self.comm.reach(plan, call, number)?,
+                };
                 let buffers = (call.input, call.output);
                 Work::Fused(FusedLaunch { plan: plan.clone(), buffers, reach })
             }

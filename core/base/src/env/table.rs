@@ -306,6 +306,9 @@ settings! {
         /// 1: most memory between the GPUs of a host is made when an operation first needs it. 0, or a limit
         /// in `NCCL_CUMEM_MAX_SIZE`: all of it at init, so that what fits then will always fit.
         runtime_connect: bool = "NCCL_RUNTIME_CONNECT", SWITCH_ON, default "1";
+        /// 0: buffers of captured calls are not mapped for other ranks of the host, each in a process of its
+        /// own; calls in graphs are staged then, unless their buffers lie in windows.
+        graph_register: bool = "NCCL_GRAPH_REGISTER", SWITCH_ON, default "1", page "zero-copy.md#graphs";
         /// 1: ranks of a host share no host memory; without peer access they talk over the net.
         shm_disable: bool = "NCCL_SHM_DISABLE", FLAG, default "0";
         /// Bytes of a FIFO of the Simple protocol, per lane and peer.

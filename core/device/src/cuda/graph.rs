@@ -1,13 +1,20 @@
 //! CUDA graphs: launches of a stream that are recorded once and launched together.
 
+use std::ffi::{c_int, c_uint, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::sys::{CUgraph, CUgraphExec, CUstream, CUstreamCaptureMode};
+use cudarc::driver::sys::{
+    CUgraph, CUgraphExec, CUgraphNode, CUstream, CUstreamCaptureMode, CUuserObject, CUuserObject_flags,
+    CUuserObjectRetain_flags,
+};
 use hawser_base::error::{Error, Result};
+use hawser_base::log;
 
 use super::context::Context;
 use super::memory::in_context;
+use super::result::MISSING;
 use crate::device::Graph;
 
 /// Records what this thread puts on `stream`, which must not be the legacy stream.
@@ -44,6 +51,58 @@ pub fn launch(context: &Context, graph: &Graph, stream: CUstream) -> Result<()> 
     unsafe { context.driver.graph_launch(*raw, stream) }
         .check(context)
         .map_err(|e| e.context(format!("launching a graph on stream {:#x}", stream.addr())))
+}
+
+/// Drops `kept` with the graph that `stream` is captured into; false where the driver has no such objects.
+pub fn keep(context: &Context, stream: CUstream, kept: Box<dyn Send>) -> Result<bool> {
+    let _scope = context.enter_relaxed()?;
+    let graph = captured_graph(context, stream)?;
+    let data = Box::into_raw(Box::new(kept));
+    let mut object: CUuserObject = ptr::null_mut();
+    let flags = CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as c_uint;
+    // SAFETY: valid for the handle; the function fits the data, which lives until it is called.
+    let made =
+        unsafe { context.driver.user_object_create(&mut object, data.cast(), Some(drop_kept), 1, flags) };
+    if !made.is_ok() {
+        // SAFETY: the driver has refused the object and has not kept the pointer.
+        drop(unsafe { Box::from_raw(data) });
+        return if made.code == MISSING { Ok(false) } else { made.check(context).map(|()| false) };
+    }
+    let flags = CUuserObjectRetain_flags::CU_GRAPH_USER_OBJECT_MOVE as c_uint;
+    // SAFETY: the graph is being captured; it takes over the one reference that there is.
+    let retained = unsafe { context.driver.graph_retain_user_object(graph, object, 1, flags) };
+    if !retained.is_ok() {
+        // SAFETY: the reference is still ours; the last one calls the function.
+        unsafe { context.driver.user_object_release(object, 1) }.check(context)?;
+    }
+    retained.check(context).map(|()| true)
+}
+
+/// The graph that a stream is captured into.
+fn captured_graph(context: &Context, stream: CUstream) -> Result<CUgraph> {
+    let (mut status, mut id, mut count): (c_int, u64, usize) = (0, 0, 0);
+    let (mut graph, mut nodes): (CUgraph, *const CUgraphNode) = (ptr::null_mut(), ptr::null());
+    // SAFETY: valid for a status (an enum of C int size) and all that is told; the driver checks the stream.
+    let asked = unsafe {
+        let status = (&raw mut status).cast();
+        context.driver.stream_capture_info(stream, status, &mut id, &mut graph, &mut nodes, &mut count)
+    };
+    asked.check(context)?;
+    if graph.is_null() {
+        return Err(Error::invalid_usage(format!("stream {:#x} is not being captured", stream.addr())));
+    }
+    Ok(graph)
+}
+
+/// # Safety
+/// `data` came from [`keep`], and this is the only call with it.
+unsafe extern "C" fn drop_kept(data: *mut c_void) {
+    // SAFETY: the caller's promise.
+    let kept = unsafe { Box::from_raw(data.cast::<Box<dyn Send>>()) };
+    // A panic must not reach the driver.
+    if catch_unwind(AssertUnwindSafe(|| drop(kept))).is_err() {
+        log::warn("the end of a graph panicked: a bug in this library");
+    }
 }
 
 /// The recorded calls; not needed any more once they are instantiated.

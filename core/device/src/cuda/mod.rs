@@ -489,6 +489,10 @@ impl Graphs for CudaDevice {
     fn record_in_graph(&self, stream: Stream, event: &Event, node: Option<RecordNode>) -> Result<RecordNode> {
         event::record_in_graph(&self.context, raw_stream(stream), event, node)
     }
+
+    fn keep_for_graph(&self, stream: Stream, kept: Box<dyn Send>) -> Result<bool> {
+        graph::keep(&self.context, raw_stream(stream), kept)
+    }
 }
 
 impl FlatMaps for CudaDevice {

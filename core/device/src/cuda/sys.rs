@@ -192,6 +192,11 @@ driver_table! {
             status: *mut CUstreamCaptureStatus,
             id: *mut cuuint64_t, graph: *mut CUgraph, dependencies: *mut *const CUgraphNode,
                 n_dependencies: *mut usize);
+        user_object_create = cuUserObjectCreate @ 11030 (object: *mut CUuserObject, data: *mut c_void,
+            destroy: CUhostFn, references: c_uint, flags: c_uint);
+        user_object_release = cuUserObjectRelease @ 11030 (object: CUuserObject, count: c_uint);
+        graph_retain_user_object = cuGraphRetainUserObject @ 11030 (graph: CUgraph, object: CUuserObject,
+            count: c_uint, flags: c_uint);
         stream_id = cuStreamGetId @ 12000 (stream: CUstream, id: *mut c_ulonglong);
         stream_priority = cuStreamGetPriority @ 5050 (stream: CUstream, priority: *mut c_int);
         stream_batch_mem_op = cuStreamBatchMemOp_v2 @ 11070 (stream: CUstream, count: c_uint,

@@ -52,7 +52,7 @@ impl Comm {
                 Some(Last::Copy(number, call)) => {
                     let (number, call) = (*number, *call);
                     drop(choices);
-                    (number, state.compiled(&call, None, Stream::default(), number)?.0)
+                    (number, state.compiled(&call, None, Stream::default(), (number, false))?.0)
                 }
                 Some(Last::Batch(number, batch)) => return Ok(Some(of_batch(*number, *batch))),
                 Some(Last::Collective(number, compiled)) => (*number, compiled.clone()),

@@ -40,17 +40,18 @@ impl Compiled {
 }
 
 impl CommState {
-    /// The choice for a call, bound to its size, and how it is timed, if it is. Kept: training repeats a few
-    /// calls for ever.
+    /// The choice for a call, bound to its size, and how it is timed, if it is. With `are_buffers_lent` as if
+    /// the buffers lay in windows. Kept: training repeats a few calls for ever.
     pub fn compiled(
         &self,
         call: &Call,
         options: Option<&CallOptions>,
         stream: Stream,
-        number: u64,
+        (number, are_buffers_lent): (u64, bool),
     ) -> Result<(Arc<Compiled>, Option<Box<TimedOp>>)> {
         let mut choices = lock(&self.choices)?;
         let (mut attributes, mut is_timed) = self.attributes(&choices.tuners, call, stream, number)?;
+        attributes.has_windows |= are_buffers_lent;
         if let Some(CallOptions { rule: rule @ Some(_), .. }) = options {
             // A call that names its rule is no trial, and nothing is learned from it.
             (attributes.rule, attributes.trial, is_timed) = (*rule, None, false);

@@ -22,6 +22,7 @@ mod choice;
 mod compile;
 mod deciding;
 mod deferred_free;
+mod graph_buffers;
 mod inter_node;
 mod kernel_network;
 mod loaded_program;

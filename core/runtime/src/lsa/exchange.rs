@@ -29,6 +29,8 @@ pub enum Purpose {
     Window,
     /// The resources of a communicator for kernels.
     Resources,
+    /// A buffer of a captured call.
+    Graph,
 }
 
 impl Purpose {
@@ -36,6 +38,7 @@ impl Purpose {
         match self {
             Self::Window => "ncclCommWindowRegister",
             Self::Resources => "ncclDevCommCreate",
+            Self::Graph => "a collective in a capture",
         }
     }
 }

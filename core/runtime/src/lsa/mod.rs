@@ -11,6 +11,7 @@
 
 mod allocation;
 mod exchange;
+mod graph;
 pub mod layout;
 pub mod resources;
 mod signal_words;
@@ -27,6 +28,7 @@ use hawser_device::{Device, FlatMaps, HeapKind, Memory, size_text};
 
 use self::allocation::{Allocation, Opened};
 use self::exchange::{Exchange, Mapping, Purpose, Share};
+use self::graph::GraphBuffers;
 use self::layout::{NEXT_PART, STRIDE_UNIT, TABLE_ENTRIES, TableEntry, TablePart, WindowImage};
 use crate::bootstrap::Bootstrap;
 use crate::gin::Network;
@@ -42,16 +44,26 @@ pub struct Lsa {
     bootstrap: Arc<Bootstrap>,
     /// The reason why kernels cannot have windows, if so.
     missing: Option<&'static str>,
-    /// Collectives of this rank may use windows without staging, if those of all ranks may.
-    is_lent: bool,
+    lends: Lends,
     /// Some window is lent by all ranks.
     has_lent: AtomicBool,
     exchanges: AtomicU32,
     /// The allocations of other processes that windows lie in.
     opened: Opened,
+    /// The buffers that graphs use.
+    graphs: GraphBuffers,
     /// The ranks of the team have tried to share the words of signals.
     has_tried_words: AtomicBool,
     state: Mutex<State>,
+}
+
+/// The uses of this rank's memory without staging by collectives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lends {
+    /// They may use its windows, if those of all ranks may.
+    pub to_collectives: bool,
+    /// They may use buffers of captured calls. All ranks say so, or none.
+    pub to_graphs: bool,
 }
 
 /// The outcome of a registration.
@@ -145,26 +157,27 @@ impl State {
 }
 
 impl Lsa {
-    /// A communicator without windows. `missing` says why kernels cannot have any, if so; collectives of this
-    /// rank may use windows of all ranks if `is_lent`.
+    /// A communicator without windows. `missing` says why kernels cannot have any, if so.
     pub fn new(
         team: Team,
         (device, bootstrap): (&Arc<dyn Device>, &Arc<Bootstrap>),
         missing: Option<&'static str>,
-        is_lent: bool,
+        lends: Lends,
     ) -> Self {
         let (device, bootstrap) = (device.clone(), bootstrap.clone());
         let [has_lent, has_tried_words] = [false; 2].map(AtomicBool::new);
         let (exchanges, opened, state) = (AtomicU32::new(0), Opened::default(), Mutex::default());
+        let graphs = GraphBuffers::default();
         Self {
             team,
             device,
             bootstrap,
             missing,
-            is_lent,
+            lends,
             has_lent,
             exchanges,
             opened,
+            graphs,
             has_tried_words,
             state,
         }
@@ -200,7 +213,7 @@ impl Lsa {
             _ => {
                 let maps = self.maps()?;
                 let share = room.as_ref().map_err(Error::clone).and_then(|_| self.share(maps, window));
-                let exchange = self.exchange(self.is_lent && is_symmetric, wait);
+                let exchange = self.exchange(self.lends.to_collectives && is_symmetric, wait);
                 let mapping = exchange.run(maps, Purpose::Window, (addr, bytes), share.map(Some))?;
                 mapping.and_then(|mapping| Ok((mapping, room?)))
             }
@@ -372,13 +385,13 @@ impl Lsa {
             window.image.bytes + window.held.as_ref().map_or(0, |held| held.bytes) + network
         };
         let parts = state.table.iter().map(|part| part.memory.bytes);
-        parts.chain(state.windows.values().map(own)).sum()
+        parts.chain(state.windows.values().map(own)).chain([self.graphs.bytes()]).sum()
     }
 
     /// Takes all memory out: it lives as long as the answer.
     pub fn take_memory(&self) -> impl Send + use<> {
         let mut state = self.state();
-        (std::mem::take(&mut state.windows), std::mem::take(&mut state.table))
+        (std::mem::take(&mut state.windows), std::mem::take(&mut state.table), self.graphs.take())
     }
 
     fn maps(&self) -> Result<&dyn FlatMaps> {

@@ -2,6 +2,7 @@
 //! the host: these tests find addresses as NVIDIA's device code does, and use them.
 
 mod allocations;
+mod graph;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};

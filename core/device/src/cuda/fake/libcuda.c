@@ -24,7 +24,8 @@ enum { FREE, DEVICE, VMM, OPENED, PINNED, REGISTERED, TAKEN };
 struct range { _Atomic int kind; int device, fd; char *addr; size_t bytes; int access; uint64_t id; };
 struct context { int device, retained; };
 struct stream { int capture, nodes, priority, waits; }; /* the capture that it is in, what was recorded, and the work it is behind */
-struct graph { int nodes; };
+struct graph { int nodes, capture; };
+struct object { void (*destroy)(void *); void *data; int references; uintptr_t capture; struct object *next; };
 
 static struct range ranges[RANGES];
 static _Atomic uint64_t ids;
@@ -391,6 +392,28 @@ API cuStreamWaitEvent(struct stream *s, void *e, unsigned flags) {
 }
 API cuEventDestroy_v2(void *e) { free(e), live--; return OK; }
 
+/* User objects: those of a capture live as long as its graph, or what was instantiated from it. */
+static struct object *objects;
+static void refer(uintptr_t capture, int more) {
+  for (struct object **o = &objects; *o;) {
+    struct object *it = *o;
+    if (it->capture == capture && capture) it->references += more;
+    if (it->references > 0) { o = &it->next; continue; }
+    *o = it->next, it->destroy(it->data), free(it), live--;
+  }
+}
+API cuUserObjectCreate(struct object **o, void *data, void (*destroy)(void *), unsigned references, unsigned flags) {
+  if (!current || !destroy || references != 1 || flags != 1) return INVALID_VALUE;
+  *o = calloc(1, sizeof **o), live++;
+  (*o)->destroy = destroy, (*o)->data = data, (*o)->references = 1, (*o)->next = objects;
+  return objects = *o, OK;
+}
+API cuUserObjectRelease(struct object *o, unsigned count) { return o->references -= count, refer(0, 0), OK; }
+API cuGraphRetainUserObject(uintptr_t graph, struct object *o, unsigned count, unsigned flags) {
+  if (!current || !graph || count != 1 || flags != 1) return INVALID_VALUE;
+  return o->capture = graph, OK;
+}
+
 /* Graphs: only launches are counted. A capture of one's own is told from the tests' by its large number. */
 API cuStreamBeginCapture_v2(struct stream *s, int how) {
   if (!current || !is_own(s) || how != 1) return s ? INVALID_VALUE : CAPTURE_UNSUPPORTED;
@@ -400,13 +423,13 @@ API cuStreamBeginCapture_v2(struct stream *s, int how) {
 }
 API cuStreamEndCapture(struct stream *s, struct graph **g) {
   if (!current || !is_own(s) || !s->capture) return ILLEGAL_STATE;
-  *g = malloc(sizeof **g), (*g)->nodes = s->nodes, s->capture = 0, capturing--, live++;
+  *g = malloc(sizeof **g), (*g)->nodes = s->nodes, (*g)->capture = s->capture, s->capture = 0, capturing--, live++;
   return OK;
 }
 API cuGraphInstantiateWithFlags(struct graph **e, struct graph *g, unsigned long long flags) {
   if (!g || flags) return INVALID_VALUE;
   if (unsafe_call()) return unsafe_call();
-  *e = malloc(sizeof **e), **e = *g, live++;
+  *e = malloc(sizeof **e), **e = *g, live++, refer(g->capture, 1);
   return OK;
 }
 API cuGraphLaunch(struct graph *e, struct stream *s) {
@@ -414,8 +437,8 @@ API cuGraphLaunch(struct graph *e, struct stream *s) {
   graph_launches++, launches += e->nodes;
   return OK;
 }
-API cuGraphExecDestroy(struct graph *e) { free(e), live--; return current ? OK : INVALID_CONTEXT; }
-API cuGraphDestroy(struct graph *g) { free(g), live--; return current ? OK : INVALID_CONTEXT; }
+API cuGraphExecDestroy(struct graph *e) { refer(e->capture, -1), free(e), live--; return current ? OK : INVALID_CONTEXT; }
+API cuGraphDestroy(struct graph *g) { refer(g->capture, -1), free(g), live--; return current ? OK : INVALID_CONTEXT; }
 
 /* Kernels: every image has every symbol of Hawser's. */
 API cuLibraryLoadData(void **l, const void *code, void *o, void *v, unsigned n, void *lo, void *lv, unsigned ln) {

@@ -24,7 +24,7 @@ use crate::classes;
 use crate::comm_state::sm_free::{self, SmFree};
 use crate::comm_state::{BusyProbe, Choices, CommState, warm_up};
 use crate::executor::copy_engine::{CopyEngines, Rendezvous};
-use crate::lsa::{self, Lsa};
+use crate::lsa::{self, Lends, Lsa};
 use crate::profiling::Profiling;
 use crate::progress::journal::{self, Journal};
 use crate::rma::{Rma, Sums};
@@ -291,7 +291,8 @@ impl Own<'_> {
             && env::settings().direct
             && zero_copy::is_possible(topology, plan_config);
         let with_windows = is_lent.then(|| Topology { direct: true, ..topology.clone() });
-        (Lsa::new(team, (&self.device, bootstrap), missing, is_lent), with_windows)
+        let lends = Lends { to_collectives: is_lent, to_graphs: is_lent && decided.to_graphs };
+        (Lsa::new(team, (&self.device, bootstrap), missing, lends), with_windows)
     }
 
     /// True if the device is the host's CPU.

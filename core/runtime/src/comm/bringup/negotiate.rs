@@ -20,6 +20,7 @@ use hawser_plan::layout::HeapLayout;
 use hawser_plan::topology::DeviceKind;
 use hawser_plan::{PlanConfig, Routes, Topology, reproducible};
 use hawser_plugin::net::NetConfig;
+use serde::{Deserialize, Serialize};
 
 use super::peer_info::{self, Agreement, PeerInfo, agree};
 use crate::bootstrap::Bootstrap;
@@ -51,6 +52,8 @@ pub struct Decided {
     pub plan_config: PlanConfig,
     /// Process of each rank.
     pub processes: Vec<u64>,
+    /// Buffers of captured calls are mapped by all ranks, each in a process of its own.
+    pub to_graphs: bool,
     /// The kind of memory that heaps lie in.
     pub heap: HeapKind,
     /// A number that names the communicator, equal on all ranks.
@@ -81,7 +84,7 @@ pub fn decide(
     limit_ctas(&mut plan_config, &peer_infos);
     let Agreement { mut topology, processes, heap, comm_id } = agree(&peer_infos, settings.multi_rank_gpu)?;
     let chosen = agree_on_net(&bootstrap, device, config, (&mut topology, &mut plan_config), comm_id, step)?;
-    agree_on_links(&bootstrap, device, &mut topology, (&plan_config, &processes), step)?;
+    let to_graphs = agree_on_links(&bootstrap, device, &mut topology, (&plan_config, &processes), step)?;
     let programs = programs::load(settings, topology.size());
     let most_slots = if topology.hosts() > 1 { net::MOST_SLOTS } else { hawser_msccl::MOST_SLOTS };
     programs.take(&mut plan_config, most_slots);
@@ -94,7 +97,18 @@ pub fn decide(
     plan_config.late_parts &= heap == HeapKind::Device;
     fit_room(&mut plan_config, &topology, room, programs.lanes())?;
     let (tuners, known) = (Arc::new(tuners), Some(known));
-    Ok(Decided { bootstrap, topology, plan_config, processes, heap, comm_id, tuners, known, chosen })
+    Ok(Decided {
+        bootstrap,
+        topology,
+        plan_config,
+        processes,
+        to_graphs,
+        heap,
+        comm_id,
+        tuners,
+        known,
+        chosen,
+    })
 }
 
 /// Opens the net that all ranks have, if there are several hosts.
@@ -133,25 +147,38 @@ fn tell_unused_net(config: &Config) {
     });
 }
 
-/// Takes rank 0's constants of the links, and finds out whether all ranks reach each other's buffers.
+/// What a rank tells of its links.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+struct OfLinks {
+    /// The constants that it offers.
+    constants: Vec<u8>,
+    /// It reaches the buffers of all others.
+    direct: bool,
+    /// It maps buffers of captured calls.
+    to_graphs: bool,
+}
+
+/// Takes rank 0's constants of the links, and finds out whether all ranks reach each other's buffers. Returns
+/// whether all map buffers of captured calls, each in a process of its own.
 fn agree_on_links(
     bootstrap: &Bootstrap,
     device: &dyn Device,
     topology: &mut Topology,
     (plan_config, processes): (&PlanConfig, &[u64]),
     step: &dyn Fn(&str) -> Wait,
-) -> Result<()> {
+) -> Result<bool> {
     let settings = env::settings();
     let offers = link_constants::offer(bootstrap.rank(), settings, &device.caps().name, topology);
     let direct = settings.direct
         && zero_copy::is_wanted(topology, plan_config, processes)
         && reaches_all(device, topology)?;
-    let records = bootstrap.all_gather(&record::encode(&(offers, direct)), &step("links"))?;
-    let (offers, direct): (Vec<Vec<u8>>, Vec<bool>) =
-        record::decode_all::<(Vec<u8>, bool)>(&records, "record of its links")?.into_iter().unzip();
-    link_constants::take(&offers[0], topology)?;
-    topology.direct = direct.iter().all(|said| *said);
-    Ok(())
+    let own = OfLinks { constants: offers, direct, to_graphs: settings.graph_register && settings.direct };
+    let records = bootstrap.all_gather(&record::encode(&own), &step("links"))?;
+    let records = record::decode_all::<OfLinks>(&records, "record of its links")?;
+    link_constants::take(&records[0].constants, topology)?;
+    topology.direct = records.iter().all(|record| record.direct);
+    let are_apart = (1..processes.len()).all(|rank| !processes[..rank].contains(&processes[rank]));
+    Ok(are_apart && records.iter().all(|record| record.to_graphs))
 }
 
 /// Compares what tuners and imported programs need to have in common; both go round together.

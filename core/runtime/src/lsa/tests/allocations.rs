@@ -18,9 +18,9 @@ fn row(comm: &Comm, number: u64, rank: u32) -> Option<u64> {
 }
 
 /// Runs both ranks, each in a process, and ends their communicators.
-fn of_both_processes(test: &str, env: &[(&str, &str)], as_rank: fn(&Comm, u32)) {
+pub(super) fn of_both_processes((module, test): (&str, &str), env: &[(&str, &str)], as_rank: fn(&Comm, u32)) {
     let identity = || unique_id().unwrap().to_bytes().to_vec();
-    in_two_processes((module_path!(), test), env, identity, |identity, rank| {
+    in_two_processes((module, test), env, identity, |identity, rank| {
         let id = UniqueId::from_bytes(identity.try_into().unwrap()).unwrap();
         let comm = Comm::init(&[id], 2, rank, 0, Config::default()).unwrap();
         as_rank(&comm, rank);
@@ -33,7 +33,7 @@ fn of_both_processes(test: &str, env: &[(&str, &str)], as_rank: fn(&Comm, u32)) 
 fn an_end_of_the_other_rank_leaves_nothing_open() {
     const NAME: &str = "an_end_of_the_other_rank_leaves_nothing_open";
     with_fake_kernels(module_path!(), NAME, &ENV, || {
-        of_both_processes(NAME, &[], |comm, rank| {
+        of_both_processes((module_path!(), NAME), &[], |comm, rank| {
             let device = hawser_device::cuda::open(0).unwrap();
             let memory = device.alloc_as_user(BYTES).unwrap();
             let buffer = (memory.addr, BYTES);
@@ -61,7 +61,7 @@ fn an_end_of_the_other_rank_leaves_nothing_open() {
 fn what_nobody_would_use_is_not_opened() {
     const NAME: &str = "what_nobody_would_use_is_not_opened";
     with_fake_kernels(module_path!(), NAME, &ENV, || {
-        of_both_processes(NAME, &[], |comm, rank| {
+        of_both_processes((module_path!(), NAME), &[], |comm, rank| {
             let device = hawser_device::cuda::open(0).unwrap();
             let memory = device.alloc_as_user(BYTES).unwrap();
             let other = crate::rma::Window { is_symmetric: false, ..symmetric((memory.addr, BYTES)) };
@@ -76,7 +76,9 @@ fn what_nobody_would_use_is_not_opened() {
 #[test]
 fn processes_open_an_allocation_once() {
     const NAME: &str = "processes_open_an_allocation_once";
-    with_fake_kernels(module_path!(), NAME, &ENV, || of_both_processes(NAME, &[], opens_once));
+    with_fake_kernels(module_path!(), NAME, &ENV, || {
+        of_both_processes((module_path!(), NAME), &[], opens_once)
+    });
 }
 
 /// Two windows in one allocation, of different lengths and at different places of both ranks.
@@ -121,7 +123,9 @@ fn opens_once(comm: &Comm, rank: u32) {
 #[test]
 fn allocations_at_one_address_are_told_apart() {
     const NAME: &str = "allocations_at_one_address_are_told_apart";
-    with_fake_kernels(module_path!(), NAME, &ENV, || of_both_processes(NAME, &[], told_apart));
+    with_fake_kernels(module_path!(), NAME, &ENV, || {
+        of_both_processes((module_path!(), NAME), &[], told_apart)
+    });
 }
 
 /// Rank 1 takes its window back, frees its memory, and has another at the same address; rank 0 still has the
@@ -152,7 +156,7 @@ fn told_apart(comm: &Comm, rank: u32) {
 fn nobody_maps_what_one_rank_cannot_open() {
     const NAME: &str = "nobody_maps_what_one_rank_cannot_open";
     with_fake_kernels(module_path!(), NAME, &ENV, || {
-        of_both_processes(NAME, &[("FAKE_NO_IPC", "1")], nobody_maps);
+        of_both_processes((module_path!(), NAME), &[("FAKE_NO_IPC", "1")], nobody_maps);
     });
 }
 
