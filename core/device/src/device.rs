@@ -448,9 +448,9 @@ pub trait Graphs: Send + Sync {
     /// later waits for that; `node`, such a node of the same capture, is moved there.
     fn record_in_graph(&self, stream: Stream, event: &Event, node: Option<RecordNode>) -> Result<RecordNode>;
 
-    /// Drops `kept` when the graph that `stream` is captured into is gone, with all that was instantiated from
-    /// it and all its launches. The thread is any, and may be the driver's: the drop must neither wait nor
-    /// call the device. False, and `kept` is dropped at once, where the driver cannot tell.
+    /// Drops `kept` when the graph that `stream` is captured into is gone, with all that was instantiated
+    /// from it and all its launches. The thread is any, and may be the driver's: the drop must neither wait
+    /// nor call the device. False, and `kept` is dropped at once, where the driver cannot tell.
     ///
     /// # Errors
     /// The stream is not captured, or the driver refused.

@@ -1,10 +1,10 @@
-//! Buffers of captured calls: the ranks of a team map them for each other as long as the graph is there, so that
-//! replays need no staging. Nobody has to register anything.
+//! Buffers of captured calls: the ranks of a team map them for each other as long as the graph is there, so
+//! that replays need no staging. Nobody has to register anything.
 //!
-//! All ranks capture a call or none does (NCCL demands it), so all are in the same call on the host, and agree
-//! there. A buffer is known again within its capture only: memory that a graph uses is not freed before the
-//! graph, while an address says nothing about memory of another time. Calls outside of the capture never use
-//! these mappings.
+//! All ranks capture a call or none does (NCCL demands it), so all are in the same call on the host, and
+//! agree there. A buffer is known again within its capture only: memory that a graph uses is not freed before
+//! the graph, while an address says nothing about memory of another time. Calls outside of the capture never
+//! use these mappings.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -124,9 +124,9 @@ impl Lsa {
         self.graphs.let_go();
     }
 
-    /// The address of the numbers by which other ranks find a buffer of a call that `stream` is captured with;
-    /// none, on all ranks alike, if some rank's buffer cannot be mapped. Collective: all ranks are in the same
-    /// call.
+    /// The address of the numbers by which other ranks find a buffer of a call that is captured on `stream`;
+    /// none, on all ranks alike, if some rank's buffer cannot be mapped. Collective: all ranks are in the
+    /// same call.
     ///
     /// # Errors
     /// Another rank did not answer, or there is no memory for the numbers.
@@ -161,8 +161,8 @@ impl Lsa {
         self.keep_for_graph((stream, capture), whole, mapping).map(Some)
     }
 
-    /// The allocation around a buffer, so that others in it need no mapping; the buffer alone where the driver
-    /// knows of none.
+    /// The allocation around a buffer, so that others in it need no mapping; the buffer alone where the
+    /// driver knows of none.
     fn around(&self, (addr, bytes): (u64, u64)) -> Result<(u64, u64)> {
         let holds = |base: u64, length: u64| {
             addr.checked_sub(base).is_some_and(|at| at <= length && bytes <= length - at)

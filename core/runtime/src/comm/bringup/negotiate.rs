@@ -147,7 +147,7 @@ fn tell_unused_net(config: &Config) {
     });
 }
 
-/// What a rank tells of its links.
+/// The links of a rank, as it tells the others.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct OfLinks {
     /// The constants that it offers.
