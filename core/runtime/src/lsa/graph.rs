@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use hawser_base::error::Result;
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::Wait;
-use hawser_device::{Memory, Stream, size_text};
+use hawser_device::{FlatMaps, Memory, Stream, size_text};
 
 use super::Lsa;
 use super::allocation::Allocation;
@@ -144,11 +144,7 @@ impl Lsa {
             return Ok(Some(numbers));
         }
         let maps = self.maps()?;
-        let whole = self.around(buffer)?;
-        let share = match maps.pieces(whole.0, whole.1) {
-            Ok(pieces) => Ok(Share::Pieces(pieces)),
-            Err(why) => Allocation::around(&*self.device, whole, &self.team, why).map(Share::Allocation),
-        };
+        let (whole, share) = self.whole(maps, buffer)?;
         let exchange = self.exchange(self.lends.to_graphs, wait);
         let mapping = match exchange.run(maps, Purpose::Graph, whole, share.map(Some))? {
             Ok(Some(mapping)) if !mapping.seen_at.is_empty() => mapping,
@@ -161,14 +157,24 @@ impl Lsa {
         self.keep_for_graph((stream, capture), whole, mapping).map(Some)
     }
 
-    /// The allocation around a buffer, so that others in it need no mapping; the buffer alone where the
-    /// driver knows of none.
-    fn around(&self, (addr, bytes): (u64, u64)) -> Result<(u64, u64)> {
+    /// The memory around a buffer: the pieces or the allocation that it lies in, from its begin. So others in
+    /// it need no mapping, and ranks may have theirs at different places. The buffer alone, and the reason,
+    /// where others cannot map it.
+    fn whole(&self, maps: &dyn FlatMaps, (addr, bytes): (u64, u64)) -> Result<((u64, u64), Result<Share>)> {
+        let why = match maps.pieces(addr, bytes) {
+            Ok(pieces) => {
+                let length = pieces.pieces.iter().map(|(length, _)| length).sum();
+                return Ok(((pieces.base, length), Ok(Share::Pieces(pieces))));
+            }
+            Err(why) => why,
+        };
         let holds = |base: u64, length: u64| {
             addr.checked_sub(base).is_some_and(|at| at <= length && bytes <= length - at)
         };
         let found = self.device.expose(addr)?.filter(|found| holds(found.base, found.bytes));
-        Ok(found.map_or((addr, bytes), |found| (found.base, found.bytes)))
+        let whole = found.map_or((addr, bytes), |found| (found.base, found.bytes));
+        let allocation = Allocation::around(&*self.device, whole, &self.team, why);
+        Ok((whole, allocation.map(Share::Allocation)))
     }
 
     fn keep_for_graph(

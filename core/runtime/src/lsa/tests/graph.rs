@@ -40,6 +40,19 @@ fn meet(comm: &Comm) {
     state.bootstrap.barrier(&Wait::new(state.abort.clone(), None)).unwrap();
 }
 
+/// Writes a word into the own buffer, tells the other rank where that one finds it by its number, and reads
+/// the other's word.
+fn meet_in_buffers(comm: &Comm, (addr, numbers): (u64, u64), rank: u32) {
+    let state = comm.state().unwrap();
+    let number: u64 = at(numbers + 8 * u64::from(1 - rank));
+    word(addr).store(1000 + rank, Ordering::Relaxed);
+    let told = addr.wrapping_add(number).to_ne_bytes();
+    let places = state.bootstrap.all_gather(&told, &Wait::new(state.abort.clone(), None)).unwrap();
+    let there = u64::from_ne_bytes(places[1 - rank as usize].as_slice().try_into().unwrap());
+    assert_eq!(at::<u32>(there), 1000 + 1 - rank, "the other rank's buffer");
+    meet(comm);
+}
+
 /// Lends a buffer to the graph that a stream is captured into.
 fn lend(comm: &Comm, stream: Stream, buffer: (u64, u64)) -> Option<u64> {
     let state = comm.state().unwrap();
@@ -55,18 +68,14 @@ fn a_graph_keeps_what_the_ranks_have_mapped_for_it() {
 
 /// Two buffers in one allocation, and one in another on rank 1 alone.
 fn keeps(comm: &Comm, rank: u32) {
-    let (state, other) = (comm.state().unwrap(), 1 - rank);
+    let state = comm.state().unwrap();
     assert!(state.lsa.lends_to_graphs());
     let device = hawser_device::cuda::open(0).unwrap();
     let [one, two] = [0; 2].map(|_| device.alloc_as_user(BYTES).unwrap());
     let (before, opened) = (fake("fake_live"), fake("fake_opened"));
     let graph = captured(comm, |stream| {
         let numbers = lend(comm, stream, (one.addr + 64, 4096)).expect("it is mapped");
-        // This rank tells the other one where that one finds the buffer: both are written through.
-        let number: u64 = at(numbers + 8 * u64::from(other));
-        // SAFETY: 8 bytes of the own buffer, which the other rank reads where it finds them.
-        unsafe { (one.addr as *mut u64).write(one.addr.wrapping_add(number)) };
-        meet(comm);
+        meet_in_buffers(comm, (one.addr + 64, numbers), rank);
         assert_eq!(lend(comm, stream, (one.addr + 1024, 64)), Some(numbers), "in the same allocation");
         assert_eq!(fake("fake_opened") - opened, 1);
         let third = if rank == 0 { one.addr } else { two.addr };
@@ -116,6 +125,26 @@ fn uses(comm: &Comm, _: u32) {
     comm.collective(call(BYTES / 2), stream.stream).unwrap();
     assert_eq!(fake("fake_opened"), opened, "the next call lets go of what the graph had");
     meet(comm);
+}
+
+/// Memory of VMM at different places of both ranks, as all-gathers in place have it.
+#[test]
+fn places_in_pieces_may_differ() {
+    const NAME: &str = "places_in_pieces_may_differ";
+    with_fake_kernels(module_path!(), NAME, &ENV, || {
+        of_both_processes((module_path!(), NAME), &[], |comm, rank| {
+            let memory = mem_alloc(BYTES).unwrap();
+            let addr = memory + 4096 * u64::from(rank) + 16;
+            let graph = captured(comm, |stream| {
+                let numbers = lend(comm, stream, (addr, 4096)).expect("it is mapped");
+                meet_in_buffers(comm, (addr, numbers), rank);
+                assert_eq!(lend(comm, stream, (memory, BYTES)), Some(numbers), "all of it is mapped");
+            });
+            drop(graph);
+            meet(comm);
+            mem_free(memory).unwrap();
+        });
+    });
 }
 
 #[test]
