@@ -52,6 +52,11 @@ def test_windows(script, library, ranks):
 
 
 @pytest.mark.gpu
+def test_graph_buffers(script, library, ranks):
+    script("graph_buffers", library, max(ranks, 2), seconds=400)
+
+
+@pytest.mark.gpu
 @pytest.mark.tool
 def test_hangs(script, library, pytestconfig):
     script("hangs", library, "--tool", pytestconfig.getoption("hawser"), seconds=600)
