@@ -3,12 +3,13 @@
 
 `replays`: graphs of all-reduce, all-gather, reduce-scatter and all-to-all, in place and not, replayed with
 new data between calls outside of graphs; the logs must say that each kind goes without staging (sums only of
-two ranks). `rounds`: graphs that come and go while their memory is freed and allocated again; the GPU's memory
-is as before in the end. `pools`: memory of pools, which cannot be mapped, is staged. `off`: so is
+two ranks). `rounds`: graphs that come and go while their memory is freed and allocated again; the GPU's
+memory is as before in the end. `pools`: memory of pools, which cannot be mapped, is staged. `off`: so is
 everything with NCCL_GRAPH_REGISTER=0 on one rank. `kill`: a rank dies before it captures what the others
 capture. `time`: replays with and without, in turns, for 4 to 64 MiB, which says something under MPS alone
-where ranks share a GPU. `--only PHASE` runs one. Memory is of `cudaMalloc`, then of `ncclMemAlloc`. There is a process for each rank; the ranks share the GPUs that there
-are. Prints a line for each; the exit code is 1 if anything was wrong. Needs a GPU, no framework.
+where ranks share a GPU. `--only PHASE` runs one. Memory is of `cudaMalloc`, then of `ncclMemAlloc`. There is
+a process for each rank; the ranks share the GPUs that there are. Prints a line for each; the exit code is 1
+if anything was wrong. Needs a GPU, no framework.
 """
 
 import ctypes
