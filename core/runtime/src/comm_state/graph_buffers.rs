@@ -35,14 +35,14 @@ impl CommState {
         self.lsa.let_go_of_graphs();
         if let Some(capture) = self.capture_to_lend_to(call, stream)? {
             let (compiled, timed) = self.compiled(call, options, stream, (number, true))?;
-            let buffers = match &*compiled {
-                Compiled::Fused(plan, _) => plan.to_reach(call.input, call.output),
-                Compiled::Steps(..) => None,
-            };
-            if let Some(buffers) = buffers
-                && let Some(reached) = self.lend_to_graph((stream, capture), buffers)?
+            if let Compiled::Fused(plan, _) = &*compiled
+                && plan.may_reach()
             {
-                return Ok((compiled, timed, Some(reached)));
+                // A rank whose buffers cannot be used so tells the others: they wait for it.
+                let buffers = plan.to_reach(call.input, call.output);
+                if let Some(reached) = self.lend_to_graph((stream, capture), buffers)? {
+                    return Ok((compiled, timed, Some(reached)));
+                }
             }
         }
         let (compiled, timed) = self.compiled(call, options, stream, (number, false))?;
@@ -60,10 +60,15 @@ impl CommState {
         Ok(self.device.stream_state(stream)?.capture)
     }
 
-    /// The places at which other ranks find input and output, once all have mapped them.
-    fn lend_to_graph(&self, graph: (Stream, u64), buffers: [(u64, u64); 2]) -> Result<Option<Reached>> {
+    /// The places at which other ranks find input and output, once all have mapped them; `buffers` is none
+    /// if this rank's cannot be used where they are.
+    fn lend_to_graph(
+        &self,
+        graph: (Stream, u64),
+        buffers: Option<[(u64, u64); 2]>,
+    ) -> Result<Option<Reached>> {
         let wait = Wait::new(self.abort.clone(), Some(env::settings().join_timeout()));
-        let [input, output] = buffers;
+        let [input, output] = buffers.map_or([None; 2], |buffers| buffers.map(Some));
         let Some(src_seen) = self.lsa.lend_to_graph(graph, input, &wait)? else { return Ok(None) };
         let Some(dst_seen) = self.lsa.lend_to_graph(graph, output, &wait)? else { return Ok(None) };
         Ok(Some(Reached { direct: zero_copy::READY, src_seen, dst_seen }))

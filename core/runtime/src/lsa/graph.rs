@@ -66,13 +66,19 @@ impl Drop for EndOfGraph {
 }
 
 impl GraphBuffers {
-    /// The number of a buffer among those of a capture, and the address of the numbers by which other ranks
-    /// find it.
-    fn find(&self, capture: u64, buffer: (u64, u64)) -> Option<(u32, u64)> {
+    /// Which of the buffers of a capture hold this one: their places, in order.
+    fn holding(&self, capture: u64, buffer: (u64, u64)) -> Vec<u32> {
+        let graphs = self.lock();
+        let of_graph = graphs.iter().find(|graph| graph.capture == capture);
+        let buffers = (0..).zip(of_graph.map_or(&[][..], |graph| &graph.buffers));
+        buffers.filter(|(_, lent)| lent.holds(buffer)).map(|(place, _)| place).collect()
+    }
+
+    /// The address of the numbers by which other ranks find a buffer of a capture, by its place.
+    fn numbers(&self, capture: u64, place: u32) -> Option<u64> {
         let graphs = self.lock();
         let of_graph = graphs.iter().find(|graph| graph.capture == capture)?;
-        let at = of_graph.buffers.iter().position(|lent| lent.holds(buffer))?;
-        Some((at as u32, of_graph.buffers[at].numbers.addr))
+        of_graph.buffers.get(place as usize).map(|lent| lent.numbers.addr)
     }
 
     /// Keeps a buffer with those of its capture. Returns the end of the graph, if it is the first one.
@@ -125,23 +131,24 @@ impl Lsa {
     }
 
     /// The address of the numbers by which other ranks find a buffer of a call that is captured on `stream`;
-    /// none, on all ranks alike, if some rank's buffer cannot be mapped. Collective: all ranks are in the
-    /// same call.
+    /// none, on all ranks alike, if some rank's buffer cannot be mapped, or some rank has none to lend.
+    /// Collective: all ranks are in the same call.
     ///
     /// # Errors
     /// Another rank did not answer, or there is no memory for the numbers.
     pub fn lend_to_graph(
         &self,
         (stream, capture): (Stream, u64),
-        buffer: (u64, u64),
+        buffer: Option<(u64, u64)>,
         wait: &Wait,
     ) -> Result<Option<u64>> {
-        let known = self.graphs.find(capture, buffer);
-        let all = self.exchange(true, wait).offer(&known.map(|(number, _)| number))?;
-        if let Some((number, numbers)) = known
-            && all.iter().all(|other| *other == Some(number))
-        {
-            return Ok(Some(numbers));
+        let holding = buffer.map(|buffer| self.graphs.holding(capture, buffer));
+        let all = self.exchange(true, wait).offer(&holding)?;
+        let Some(all) = all.into_iter().collect::<Option<Vec<Vec<u32>>>>() else { return Ok(None) };
+        let is_common = |place: &u32| all.iter().all(|places| places.contains(place));
+        let Some(buffer) = buffer else { return Ok(None) };
+        if let Some(place) = holding.into_iter().flatten().find(is_common) {
+            return Ok(self.graphs.numbers(capture, place));
         }
         let maps = self.maps()?;
         let (whole, share) = self.whole(maps, buffer)?;

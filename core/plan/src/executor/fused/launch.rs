@@ -154,10 +154,16 @@ impl FusedPlan {
         (args.scalar, args.op_number) = (scalar, op_number);
     }
 
+    /// True if a launch goes without staging where all ranks reach the buffers of all. All ranks answer alike,
+    /// wherever their buffers are.
+    pub fn may_reach(&self) -> bool {
+        self.args.direct & TRY != 0
+    }
+
     /// Input and output as (address, bytes), if a launch for them has to know whether other ranks reach them
     /// ([`hawser_kernels_abi::fused::READY`]).
     pub fn to_reach(&self, input: u64, output: u64) -> Option<[(u64, u64); 2]> {
-        let possible = self.args.direct & TRY != 0 && !(self.needs_two_buffers && input == output);
+        let possible = self.may_reach() && !(self.needs_two_buffers && input == output);
         possible.then_some([(input, self.used[0]), (output, self.used[1])])
     }
 

@@ -2,6 +2,7 @@
 //! the hosts, what the tuners are, and the planner's settings. Every decision follows from records that all
 //! ranks exchange, so all decide alike.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -177,7 +178,7 @@ fn agree_on_links(
     let records = record::decode_all::<OfLinks>(&records, "record of its links")?;
     link_constants::take(&records[0].constants, topology)?;
     topology.direct = records.iter().all(|record| record.direct);
-    let are_apart = (1..processes.len()).all(|rank| !processes[..rank].contains(&processes[rank]));
+    let are_apart = processes.iter().collect::<HashSet<_>>().len() == processes.len();
     Ok(are_apart && records.iter().all(|record| record.to_graphs))
 }
 

@@ -8,7 +8,7 @@ use super::allocations::of_both_processes;
 use super::*;
 use crate::comm_state::Compiled;
 
-const BYTES: u64 = 8 << 20;
+const BYTES: u64 = 64 << 20;
 
 fn sum(input: u64, output: u64, bytes: u64) -> Call {
     let (collective, op, scalar) = (Collective::AllReduce, ReduceOp::Sum, Scalar::Immediate(0));
@@ -23,6 +23,11 @@ fn sum(input: u64, output: u64, bytes: u64) -> Call {
         output,
         gap: 0,
     }
+}
+
+/// True for a plan that goes without staging where all ranks reach the buffers.
+fn reaches(compiled: &Compiled) -> bool {
+    matches!(compiled, Compiled::Fused(plan, _) if plan.may_reach())
 }
 
 /// Captures what `calls` does on a stream.
@@ -57,7 +62,7 @@ fn meet_in_buffers(comm: &Comm, (addr, numbers): (u64, u64), rank: u32) {
 fn lend(comm: &Comm, stream: Stream, buffer: (u64, u64)) -> Option<u64> {
     let state = comm.state().unwrap();
     let capture = state.device.stream_state(stream).unwrap().capture.unwrap();
-    state.lsa.lend_to_graph((stream, capture), buffer, &Wait::new(state.abort.clone(), None)).unwrap()
+    state.lsa.lend_to_graph((stream, capture), Some(buffer), &Wait::new(state.abort.clone(), None)).unwrap()
 }
 
 #[test]
@@ -82,6 +87,7 @@ fn keeps(comm: &Comm, rank: u32) {
         let there = lend(comm, stream, (third, 64)).expect("it is mapped");
         assert_ne!(there, numbers, "one rank does not know it yet, so all map theirs anew");
         assert_eq!(fake("fake_opened") - opened, 1 + i32::from(rank == 0));
+        assert_eq!(lend(comm, stream, (third, 64)), Some(there), "found again, by both");
     });
     assert!(!state.lsa.has_lent_windows() && state.lsa.seen(one.addr, 64).is_none(), "for the graph alone");
     state.lsa.let_go_of_graphs();
@@ -98,7 +104,7 @@ fn a_captured_call_uses_the_buffers_where_they_are() {
     with_fake_kernels(module_path!(), NAME, &ENV, || of_both_processes((module_path!(), NAME), &[], uses));
 }
 
-fn uses(comm: &Comm, _: u32) {
+fn uses(comm: &Comm, rank: u32) {
     let state = comm.state().unwrap();
     let device = hawser_device::cuda::open(0).unwrap();
     let buffer = device.alloc_as_user(BYTES).unwrap();
@@ -106,9 +112,19 @@ fn uses(comm: &Comm, _: u32) {
     let call = |bytes| sum(buffer.addr, buffer.addr + BYTES / 2, bytes);
     let graph = captured(comm, |stream| {
         let (compiled, _, lent) = state.compiled_for_stream(&call(BYTES / 2), None, stream, 1).unwrap();
-        assert!(matches!(&*compiled, Compiled::Fused(plan, _) if plan.to_reach(1, 2).is_some()));
+        assert!(reaches(&compiled));
         let lent = lent.expect("the graph has the buffers");
         assert_eq!((lent.direct, lent.src_seen), (READY, lent.dst_seen), "both lie in one allocation");
+        // One rank has its blocks in place, which an all-to-all without staging cannot have: both stage.
+        let apart = if rank == 0 { 0 } else { BYTES / 2 };
+        let blocks = Call { collective: Collective::AllToAll, count: BYTES / 16, ..call(0) };
+        let blocks = Call { output: buffer.addr + apart, ..blocks };
+        assert!(
+            reaches(&state.compiled(&blocks, None, stream, (4, true)).unwrap().0),
+            "if it were not for that"
+        );
+        let (compiled, _, lent) = state.compiled_for_stream(&blocks, None, stream, 4).unwrap();
+        assert!(lent.is_none() && !reaches(&compiled));
         // Small calls are staged, and nobody asks.
         let small = state.compiled_for_stream(&call(4096), None, stream, 2).unwrap();
         assert!(small.2.is_none());
@@ -120,7 +136,7 @@ fn uses(comm: &Comm, _: u32) {
     let stream = device.stream().unwrap();
     let (compiled, _, lent) = state.compiled_for_stream(&call(BYTES / 2), None, stream.stream, 3).unwrap();
     assert!(lent.is_none());
-    assert!(!matches!(&*compiled, Compiled::Fused(plan, _) if plan.to_reach(1, 2).is_some()));
+    assert!(!reaches(&compiled));
     drop(graph);
     comm.collective(call(BYTES / 2), stream.stream).unwrap();
     assert_eq!(fake("fake_opened"), opened, "the next call lets go of what the graph had");
@@ -179,7 +195,7 @@ fn memory_that_a_rank_cannot_open_is_staged_on_all() {
                 let call = sum(buffer.addr, buffer.addr, BYTES);
                 let (compiled, _, lent) = state.compiled_for_stream(&call, None, stream, 1).unwrap();
                 assert!(lent.is_none());
-                assert!(!matches!(&*compiled, Compiled::Fused(plan, _) if plan.to_reach(1, 2).is_some()));
+                assert!(!reaches(&compiled));
             });
             drop(graph);
             assert_eq!(fake("fake_opened"), opened);
