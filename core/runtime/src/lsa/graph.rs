@@ -66,7 +66,7 @@ impl Drop for EndOfGraph {
 }
 
 impl GraphBuffers {
-    /// Which of the buffers of a capture hold this one: their places, in order.
+    /// The places of those buffers of a capture that hold this one, in order.
     fn holding(&self, capture: u64, buffer: (u64, u64)) -> Vec<u32> {
         let graphs = self.lock();
         let of_graph = graphs.iter().find(|graph| graph.capture == capture);

@@ -154,8 +154,8 @@ impl FusedPlan {
         (args.scalar, args.op_number) = (scalar, op_number);
     }
 
-    /// True if a launch goes without staging where all ranks reach the buffers of all. All ranks answer alike,
-    /// wherever their buffers are.
+    /// True if a launch goes without staging where all ranks reach the buffers of all. All ranks answer
+    /// alike, wherever their buffers are.
     pub fn may_reach(&self) -> bool {
         self.args.direct & TRY != 0
     }
