@@ -2,10 +2,10 @@
 """Times of the algorithms that rules can order on the host device: bench/ways.py HAWSER --out FILE.json
 
 Runs `hawser perf` with threads of one process (with --hosts processes that count as hosts, over TCP; with
---gpus such hosts with a GPU each, and NCCL_PASS_SM as it is), once for each way (algorithm and channels, by a rule file) and
-once as the cost model decides, in many short cycles. Other programs that use the machine make single cycles
-long, so the lower quartile of the cycles is kept, and of ways that run the same the better one. The file is a
-table that the test `measured` of core/sim reads."""
+--gpus such hosts with a GPU each, and NCCL_PASS_SM as it is), once for each way (algorithm and channels,
+by a rule file) and once as the cost model decides, in many short cycles. Other programs that use the
+machine make single cycles long, so the lower quartile of the cycles is kept, and of ways that run the
+same the better one. The file is a table that the test `measured` of core/sim reads."""
 
 import argparse
 import json

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Buffers of captured calls, which nobody registers: tests/gpu/graph_buffers.py libnccl.so.2 [ranks]
 
-`replays`: graphs of all-reduce, all-gather, reduce-scatter and all-to-all, in place and not, replayed with
-new data between calls outside of graphs; the logs must say that each kind goes without staging (sums only of
-two ranks). `rounds`: graphs that come and go while their memory is freed and allocated again; the GPU's
-memory is as before in the end. `pools`: memory of pools, which cannot be mapped, is staged. `off`: so is
-everything with NCCL_GRAPH_REGISTER=0 on one rank. `kill`: a rank dies before it captures what the others
-capture. `time`: replays with and without, in turns, for 4 to 64 MiB, which says something under MPS alone
-where ranks share a GPU. `--only PHASE` runs one. Memory is of `cudaMalloc`, then of `ncclMemAlloc`. There is
-a process for each rank; the ranks share the GPUs that there are. Prints a line for each; the exit code is 1
-if anything was wrong. Needs a GPU, no framework.
+`replays`: graphs of all-reduce, all-gather, reduce-scatter and all-to-all, in place, so on rank 0 alone,
+and not, replayed with new data between calls outside of graphs; the logs must say that each kind goes
+without staging (sums only of two ranks). `rounds`: graphs that come and go while their memory is freed
+and allocated again; the GPU's memory is as before in the end. `pools`: memory of pools, which cannot be
+mapped, is staged. `off`: so is everything with NCCL_GRAPH_REGISTER=0 on one rank. `kill`: a rank dies
+before it captures what the others capture. `time`: replays with and without, in turns, for 4 to 64 MiB,
+which says something under MPS alone where ranks share a GPU. `--only PHASE` runs one. Memory is of
+`cudaMalloc`, then of `ncclMemAlloc`. There is a process for each rank; the ranks share the GPUs that
+there are. Prints a line for each; the exit code is 1 if anything was wrong. Needs a GPU, no framework.
 """
 
 import ctypes
@@ -46,16 +46,7 @@ def main():
     if not has_gpu():
         print("skipped: needs a GPU")
         return 0
-    bad = 0
-    for memory in MEMORY if options.memory is None else [options.memory]:
-        for phase in PHASES if options.only is None else [options.only]:
-            wrong, lines = carry_out(options, phase, memory)
-            print(f"{phase:10} {memory:12} {wrong or 'ok'}", flush=True)
-            for line in lines:
-                print(f"  {line}", flush=True)
-            bad += wrong is not None
-    print(f"{bad} phases wrong")
-    return 1 if bad else 0
+    return processes.each_phase(options, PHASES, MEMORY, carry_out)
 
 
 def parsed():
@@ -191,12 +182,14 @@ class OfGraphs(Windowed):
             self.expect(recv + block * block_bytes, block_bytes, value, what)
 
     def places(self, collective, block_bytes):
-        """Input and output: apart, then in place."""
+        """Input and output: apart, in place, and in place on rank 0 alone."""
         outputs, inputs = MANY.get(collective, (0, 0))
         apart = self.buffers
         own = self.rank * block_bytes
+        in_place = apart[0] + (own if outputs > inputs else 0), apart[0] + (own if inputs > outputs else 0)
         yield apart[0], apart[1]
-        yield apart[0] + (own if outputs and not inputs else 0), apart[0] + (own if inputs > outputs else 0)
+        yield in_place
+        yield in_place if self.rank == 0 else (apart[0], apart[1])
 
     def replays(self):
         for number, block_bytes in enumerate(BLOCKS):

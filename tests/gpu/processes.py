@@ -51,6 +51,22 @@ if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 a
     return int(asked.stdout) if asked.stdout.strip() else None
 
 
+def each_phase(options, phases, memories, carry_out):
+    """Carries out all phases, or that of `--only`, with each kind of memory, or that of `--memory`, and prints
+    a line for each. `carry_out` says what is wrong, or None, and gives lines to print. Returns the exit
+    code."""
+    bad = 0
+    for memory in memories if options.memory is None else [options.memory]:
+        for phase in phases if options.only is None else [options.only]:
+            wrong, lines = carry_out(options, phase, memory)
+            print(f"{phase:13} {memory:12} {wrong or 'ok'}", flush=True)
+            for line in lines:
+                print(f"  {line}", flush=True)
+            bad += wrong is not None
+    print(f"{bad} phases wrong")
+    return 1 if bad else 0
+
+
 def torch_gpus():
     """The number of GPUs that PyTorch finds; 0 where there is no PyTorch."""
     try:

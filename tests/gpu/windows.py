@@ -69,16 +69,7 @@ def main():
     if not has_gpu():
         print("skipped: needs a GPU")
         return 0
-    bad = 0
-    for memory in MAPPED if options.memory is None else [options.memory]:
-        for phase in PHASES if options.only is None else [options.only]:
-            wrong, table = carry_out(options, phase, memory)
-            print(f"{phase:13} {memory:12} {wrong or 'ok'}", flush=True)
-            for line in table:
-                print(f"  {line}")
-            bad += wrong is not None
-    print(f"{bad} phases wrong")
-    return 1 if bad else 0
+    return processes.each_phase(options, PHASES, MAPPED, carry_out)
 
 
 def parsed():
