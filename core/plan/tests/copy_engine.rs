@@ -101,9 +101,9 @@ proptest! {
         ranks in 2u32..6,
         per_host in 1u32..6,
         kinds in prop::collection::vec((0usize..5, 1u64..60_000), 1..4),
-        alias: bool, direct: bool, ring: bool, seed: u64
+        alias: bool, direct: bool, ring: bool, asks in 0u64..64, seed: u64
     ) {
-        let mut machine = Machine::on(hosts(ranks, per_host));
+        let mut machine = Machine::asking(hosts(ranks, per_host), asks);
         let mut config = settings();
         if ring {
             config.algorithms = PlanConfig::parse_algo("Ring").unwrap();
@@ -120,10 +120,11 @@ proptest! {
         list in prop::collection::vec((0u32..6, 0u32..6, 0u64..70_000), 1..12),
         alias: bool,
         direct: bool,
+        asks in 0u64..64,
         seed: u64,
     ) {
         let (topology, config) = (hosts(ranks, per_host), settings());
-        let mut machine = Machine::on(topology.clone());
+        let mut machine = Machine::asking(topology.clone(), asks);
         let mut messages = vec![Vec::new(); ranks as usize];
         let (mut used, mut checks) = (vec![0u64; ranks as usize], Vec::new());
         for (number, (from, to, bytes)) in list.into_iter().enumerate() {
@@ -157,6 +158,32 @@ proptest! {
             let got = machine.at(addr, bytes).to_vec();
             let right = (0..bytes).all(|i| got[i as usize] == ((number as u64 * 91) ^ i ^ (i >> 8)) as u8);
             prop_assert!(right, "message {}", number);
+        }
+    }
+}
+
+/// Where the network reaches all buffers no byte goes through a slot, at neither end, but for a tile that is
+/// longer than what is left of the buffer.
+#[test]
+fn what_the_network_reaches_needs_no_slots() {
+    let bytes = 10 * 4096;
+    for (what, ring, messages) in [
+        (Collective::AllGather, false, 6),
+        (Collective::AllGather, true, 6),
+        (Collective::AllToAll, false, 6),
+        (Collective::Broadcast, false, 2),
+        (Collective::Gather, false, 2),
+        (Collective::Scatter, false, 2),
+    ] {
+        for seed in 0..8 {
+            let mut machine = Machine::asking(hosts(3, 1), u64::MAX);
+            machine.reaches_all = true;
+            let mut config = settings();
+            if ring {
+                config.algorithms = PlanConfig::parse_algo("Ring").unwrap();
+            }
+            collective(&mut machine, what, &config, bytes, (seed & 1 == 1, false), seed);
+            assert_eq!(machine.straight, [messages * bytes; 2], "{what:?} {seed}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use hawser_kernels_abi::Step;
 use hawser_plan::PlanConfig;
-use hawser_plan::executor::copy_engine::inter_node::{self, End, InterNodeEnds, WORDS};
+use hawser_plan::executor::copy_engine::inter_node::{self, End, InterNodeEnds, STRAIGHT, STRAIGHT_AT, WORDS};
 use hawser_plan::executor::copy_engine::{
     Bases, Command, Counters, DEPTH, Direct, Emitter, Leg, ReduceKernel, STREAMS, Staging, Way, What,
 };
@@ -35,6 +35,10 @@ pub struct Machine {
     pub bases: Vec<Bases>,
     pub inter_node: Vec<Arc<InterNodeEnds>>,
     wires: Vec<Wire>,
+    /// Bytes that went between hosts without a slot, at the sender and at the receiver.
+    pub straight: [u64; 2],
+    /// The network reaches all users' buffers; else two of three.
+    pub reaches_all: bool,
     pub counters: Vec<Counters>,
 }
 
@@ -42,8 +46,10 @@ pub struct Machine {
 pub struct Wire {
     from: (End, u32),
     to: (End, u32),
-    /// The receiver's slot is free for a message.
-    is_posted: bool,
+    /// The place and bytes of what the receiver's proxy receives next.
+    posted: Option<(u64, u64)>,
+    /// It receives what is asked for, no earlier.
+    asks: bool,
 }
 
 pub const STAGING: u64 = 1 << 25;
@@ -60,7 +66,14 @@ impl Machine {
         Self::on(topology(ranks))
     }
 
+    /// Proxies receive into every slot that is free.
     pub fn on(topology: Topology) -> Self {
+        Self::asking(topology, 0)
+    }
+
+    /// The proxies of the ranks whose bits are set in `asks` receive what streams ask for.
+    pub fn asking(topology: Topology, asks: u64) -> Self {
+        let asks = |rank: u32| asks >> rank & 1 == 1;
         let ranks = topology.size();
         let (places, local) = topology.places();
         let layout = Staging::new(local, &settings());
@@ -84,7 +97,8 @@ impl Machine {
             let words = address(rank, FAR + u64::from(2 * peer + u32::from(send)) * end_bytes);
             End { words, slots: words + u64::from(DEPTH) * WORDS, stride: slot }
         };
-        let (mut inter_node, mut wires) = (vec![InterNodeEnds::default(); ranks as usize], Vec::new());
+        let mut inter_node: Vec<_> = (0..ranks).map(|rank| InterNodeEnds::new(asks(rank))).collect();
+        let mut wires = Vec::new();
         for (from, to) in
             (0..ranks * ranks).map(|i| (i / ranks, i % ranks)).filter(|(a, b)| topology.is_far(*a, *b))
         {
@@ -93,7 +107,8 @@ impl Machine {
             inter_node[to as usize].add(from, false, into);
             for slot in 0..DEPTH {
                 memory[from as usize][(out.ready(slot) & 0xffff_ffff) as usize] = 1;
-                wires.push(Wire { from: (out, slot), to: (into, slot), is_posted: true });
+                let posted = (!asks(to)).then_some((into.data(slot), u64::MAX));
+                wires.push(Wire { from: (out, slot), to: (into, slot), posted, asks: asks(to) });
             }
         }
         let (bases, inter_node) = (bases.collect(), inter_node.into_iter().map(Arc::new).collect());
@@ -103,6 +118,8 @@ impl Machine {
             bases,
             inter_node,
             wires,
+            straight: [0; 2],
+            reaches_all: false,
             counters: vec![Counters::default(); ranks as usize],
         }
     }
@@ -113,19 +130,20 @@ impl Machine {
 
     /// Does what a proxy does about a slot; true if it did anything.
     pub fn carry(&mut self, index: usize) -> bool {
-        let Wire { from: (out, a), to: (into, b), is_posted } = self.wires[index];
-        if !is_posted {
-            // Emptied: another message may come.
-            let emptied = std::mem::take(self.word(into.told(b))) != [0; 4];
-            self.wires[index].is_posted = emptied;
-            return emptied;
-        }
-        let told = u32::from_le_bytes(std::mem::take(self.word(out.told(a))));
-        if told == 0 {
-            return false;
-        }
-        let data = self.at(out.data(a), u64::from(told - 1)).to_vec();
-        self.at(into.data(b), data.len() as u64).copy_from_slice(&data);
+        let Wire { from: (out, a), to: (into, b), posted, .. } = self.wires[index];
+        let Some((to, room)) = posted else {
+            // Emptied, or asked for: another message may come.
+            let asked = self.told(into, b);
+            self.wires[index].posted = asked.map(|(place, _)| place.unwrap_or((into.data(b), u64::MAX)));
+            return asked.is_some();
+        };
+        let Some((place, bytes)) = self.told(out, a) else { return false };
+        let (from, bytes) = place.unwrap_or((out.data(a), bytes));
+        assert!(bytes <= room, "a message of {bytes} bytes for {room}");
+        self.straight[0] += if place.is_some() { bytes } else { 0 };
+        self.straight[1] += if to == into.data(b) { 0 } else { bytes };
+        let data = self.at(from, bytes).to_vec();
+        self.at(to, bytes).copy_from_slice(&data);
         for word in [out.ready(a), into.ready(b)] {
             assert_eq!(
                 std::mem::replace(self.word(word), [1, 0, 0, 0]),
@@ -133,8 +151,23 @@ impl Machine {
                 "a slot that nobody has taken"
             );
         }
-        self.wires[index].is_posted = false;
+        self.wires[index].posted = None;
         true
+    }
+
+    /// Takes what a stream has told of a slot: the place and bytes in a user's buffer, if it is there, and
+    /// the bytes.
+    fn told(&mut self, end: End, slot: u32) -> Option<(Option<(u64, u64)>, u64)> {
+        let told = u32::from_le_bytes(std::mem::take(self.word(end.told(slot))));
+        let bytes = u64::from((told & !STRAIGHT).checked_sub(1)?);
+        if told & STRAIGHT == 0 {
+            return Some((None, bytes));
+        }
+        let at = end.told(slot) + STRAIGHT_AT;
+        let half = |word: [u8; 4]| u64::from(u32::from_le_bytes(word));
+        let low = half(std::mem::take(self.word(at)));
+        let addr = low | half(std::mem::take(self.word(at + 4))) << 32;
+        Some((Some((addr, bytes)), bytes))
     }
 
     pub fn at(&mut self, addr: u64, bytes: u64) -> &mut [u8] {
@@ -165,6 +198,8 @@ impl Machine {
             let mut commands = Vec::new();
             let mut emitter = Emitter::new(plan, steps, &self.bases[rank], self.inter_node[rank].clone());
             assert_eq!(emitter.missing(), None);
+            let far = emitter.far_legs();
+            emitter.go_straight(far.into_iter().filter(|_| self.reaches_all || chance(3) > 0));
             if direct {
                 let legs = emitter.legs();
                 let ways: Vec<Way> = legs
@@ -265,9 +300,9 @@ impl Machine {
     /// Everything is free again.
     pub fn check_words(&self) {
         let value = |addr: u64| self.memory[(addr >> 32) as usize - 1][(addr & 0xffff_ffff) as usize];
-        for Wire { from: (out, a), to: (into, b), is_posted } in &self.wires {
+        for Wire { from: (out, a), to: (into, b), posted, asks } in &self.wires {
             let words = [out.ready(*a), out.told(*a), into.ready(*b), into.told(*b)].map(value);
-            assert!(*is_posted && words == [1, 0, 0, 0], "{words:?}");
+            assert!(posted.is_none() == *asks && words == [1, 0, 0, 0], "{words:?}");
         }
         let layout = self.bases[0].layout;
         let (at, bytes) = layout.free_words();

@@ -7,7 +7,9 @@ use hawser_kernels_abi::{Block, HAS_DST, HAS_SRC, Place, Span, Step, Work};
 
 use super::command::{COPIES, Command, INTER_NODE_RECEIVES, INTER_NODE_SENDS, What};
 use super::direct::{Leg, Turn, Way, turns};
+use super::far::{self, Far, Slots};
 use super::inter_node::InterNodeEnds;
+use super::rounds::Rounds;
 use super::staging::{At, Bases, Counters, LANES, WORD};
 use super::tiles::tile;
 use crate::executor::launch::{Direct, LaunchPlan};
@@ -34,13 +36,10 @@ pub struct Emitter<'a> {
     pub(super) plan: &'a LaunchPlan,
     pub(super) steps: &'a [Step],
     bases: &'a Bases,
-    inter_node: Arc<InterNodeEnds>,
-    /// Slots between hosts that this launch has filled and emptied so far.
-    far_counters: Counters,
-    /// Blocks that are left, with their indices, the next one last.
-    pub(super) left: Vec<(usize, Block)>,
-    /// Blocks under way, with their indices and places; those that send stand first.
-    current: Vec<(usize, Block, Place)>,
+    /// What goes between hosts.
+    pub(super) far: Far,
+    /// The tiles that are left.
+    pub(super) rounds: Rounds,
     /// Legs that do not go through staging.
     pub(super) direct: Vec<(Leg, Way)>,
     /// The waits at the end of the launch, for peers that copy.
@@ -58,17 +57,12 @@ impl<'a> Emitter<'a> {
         bases: &'a Bases,
         inter_node: Arc<InterNodeEnds>,
     ) -> Self {
-        let used = &plan.args.blocks[..usize::from(plan.args.n_blocks)];
-        let busy = |b: &&Block| plan.args.works[usize::from(b.work)].tiles > 0 && b.n_steps > 0;
-        let left = used.iter().enumerate().filter(|(_, b)| busy(b)).rev().map(|(i, b)| (i, *b)).collect();
         Self {
             plan,
             steps,
             bases,
-            inter_node,
-            far_counters: Counters::default(),
-            left,
-            current: Vec::new(),
+            far: Far::new(inter_node),
+            rounds: Rounds::new(plan),
             direct: Vec::new(),
             owed: Vec::new(),
             turns: Vec::new(),
@@ -84,7 +78,7 @@ impl<'a> Emitter<'a> {
             Direct::PassedOn => return self.passed_on(),
             _ => {}
         }
-        for &(index, block) in self.left.iter().rev() {
+        for &(index, block) in self.rounds.left.iter().rev() {
             let work = &self.plan.args.works[usize::from(block.work)];
             for number in 0..u32::from(block.n_steps) {
                 let step = &self.steps[usize::from(block.first_step) + number as usize];
@@ -141,18 +135,16 @@ impl<'a> Emitter<'a> {
             let of = |s: &Step| s.times as usize * usize::from(s.n_recv + s.n_send);
             steps.map(of).sum::<usize>()
         };
-        self.left.iter().map(|(_, block)| legs(block)).sum::<usize>() == self.direct.len()
+        self.rounds.left.iter().map(|(_, block)| legs(block)).sum::<usize>() == self.direct.len()
     }
 
     /// Adds the commands of the next round; false when there is none left.
     pub fn round(&mut self, counters: &mut Counters, out: &mut Vec<Command>) -> bool {
-        if self.current.is_empty() {
-            self.begin();
-        }
-        let mut far = std::mem::take(&mut self.far_counters);
+        self.ask_first(out);
+        let round = self.rounds.next(self.plan, self.steps);
+        let mut far = std::mem::replace(&mut self.far, Far::new(Arc::default()));
         let mut slots = Slots { near: counters, far: &mut far };
-        let mut current = std::mem::take(&mut self.current);
-        for (index, block, place) in &mut current {
+        for (index, block, place) in &round {
             let step = &self.steps[usize::from(block.first_step) + place.step as usize];
             match self.chain((*index, block), *place, step) {
                 Some(chain) => chain.tile(*place, &mut slots, out),
@@ -160,28 +152,13 @@ impl<'a> Emitter<'a> {
                 None => self.tile((*index, block), *place, step, &mut slots, out),
             }
             self.end_turn((*index, place.step, place.repetition), place.tile, out);
-            let work = &self.plan.args.works[usize::from(block.work)];
-            place.advance(work, step.times, block.n_steps.into());
         }
-        let moved = !current.is_empty();
-        current.retain(|(_, block, place)| place.tile < self.plan.args.works[usize::from(block.work)].tiles);
-        (self.current, self.far_counters) = (current, far);
-        if !moved {
+        if round.is_empty() {
             out.append(&mut self.owed);
+            far.end(out);
         }
-        moved
-    }
-
-    /// Takes the next blocks that go side by side.
-    fn begin(&mut self) {
-        let Some(channel) = self.left.last().map(|(_, block)| block.channel) else { return };
-        let (mut senders, mut receivers) = (Vec::new(), Vec::new());
-        while let Some((index, block)) = self.left.pop_if(|(_, block)| block.channel == channel) {
-            let receives = self.steps[usize::from(block.first_step)].n_send == 0;
-            let side = if receives { &mut receivers } else { &mut senders };
-            side.push((index, block, Place::default()));
-        }
-        self.current.extend(senders.into_iter().chain(receivers));
+        self.far = far;
+        !round.is_empty()
     }
 
     /// The commands of one tile of one repetition of a step.
@@ -198,7 +175,8 @@ impl<'a> Emitter<'a> {
         let lane = u32::from(block.lane);
         let sends = &step.send[..usize::from(step.n_send)];
         let mut put = |stream, what| out.push(Command { stream, what });
-        let direct = |peer: u32, send: bool| self.direct_leg((index, at.step, at.repetition), peer, send);
+        let here = (index, at.step, at.repetition);
+        let direct = |peer: u32, send: bool| self.direct_leg(here, peer, send);
         let mut taken = None;
         let (mut src, mut length) = (0, 0);
         if step.n_recv > 0 {
@@ -208,22 +186,28 @@ impl<'a> Emitter<'a> {
                 self.straight(leg, way, at, stream, &mut put);
                 return;
             }
-            let ends = self.next(slots, (peer, false), lane);
-            put(stream, What::Await { addr: ends.full_here, peer });
-            (src, length) = (ends.slot_here, span.nominal);
-            taken = Some((stream, self.signal(peer, ends.free_there, 0)));
+            let coming = self.take(peer, lane, slots);
+            put(stream, What::Await { addr: coming.full, peer });
+            (src, length) = (coming.at, span.nominal);
+            taken = Some((stream, coming.after));
         } else if step.flags & HAS_SRC != 0 {
             (src, length) = span.local(work, step.src_buf, step.src_chunk);
         }
-        let kept = (step.flags & HAS_DST != 0).then(|| {
+        let mut kept = None;
+        if step.flags & HAS_DST != 0 {
             let (dst, room) = span.local(work, step.dst_buf, step.dst_chunk);
-            What::Copy { dst, src, bytes: length.min(room) as u64, of: None }
-        });
-        let kept = kept
-            .filter(|what| !matches!(what, What::Copy { dst, src, bytes, .. } if dst == src || *bytes == 0));
+            let bytes = length.min(room) as u64;
+            kept = Some(What::Copy { dst, src, bytes, of: None }).filter(|_| dst != src && bytes > 0);
+            let goes_straight = |peer: &u16| slots.far.is_straight(here, u32::from(*peer), true);
+            if let Some((stream, _)) = taken.as_ref().filter(|_| sends.iter().any(goes_straight)) {
+                // It goes from where it stays.
+                kept.take().into_iter().for_each(|copy| put(*stream, copy));
+                (src, length) = (dst, room);
+            }
+        }
         if taken.is_none() {
             // What stays on the rank does not hold up what goes, and begins first.
-            kept.into_iter().for_each(|copy| put(COPIES, copy));
+            kept.take().into_iter().for_each(|copy| put(COPIES, copy));
         }
         for &peer in sends {
             let peer = u32::from(peer);
@@ -232,22 +216,16 @@ impl<'a> Emitter<'a> {
                 self.straight(leg, way, at, stream, &mut put);
                 continue;
             }
-            let ends = self.next(slots, (peer, true), lane);
-            put(stream, What::Await { addr: ends.free_here, peer });
-            if length > 0 {
-                put(stream, What::Copy { dst: ends.slot_there, src, bytes: length as u64, of: None });
-            }
-            put(stream, self.signal(peer, ends.full_there, length as u64));
+            self.send((peer, here), (stream, lane), (src, length as u64), slots, &mut put);
         }
-        if let Some((stream, signal)) = taken {
-            kept.into_iter().for_each(|copy| put(stream, copy));
-            put(stream, signal);
+        if let Some((stream, after)) = taken {
+            kept.into_iter().chain(after).for_each(|what| put(stream, what));
         }
     }
 
     /// The stream for what a block exchanges with a peer. All that comes from one peer comes on one stream:
     /// its slots are taken in their order. So a block that passes anything on has one stream.
-    fn stream(&self, block: &Block, peer: u32, send: bool) -> u32 {
+    pub(super) fn stream(&self, block: &Block, peer: u32, send: bool) -> u32 {
         let first = usize::from(block.first_step);
         let steps = &self.steps[first..first + usize::from(block.n_steps)];
         let lane = u32::from(block.lane);
@@ -266,49 +244,22 @@ impl<'a> Emitter<'a> {
     }
 
     /// True if a peer is on another host.
-    fn is_far(&self, peer: u32) -> bool {
+    pub(super) fn is_far(&self, peer: u32) -> bool {
         self.bases.staging[peer as usize] == 0
     }
 
     /// The peers on other hosts of which an end is missing, if any: a launch without them would wait for
     /// nobody.
     pub fn missing(&self) -> Option<u32> {
-        let blocks = self.left.iter().map(|(_, block)| block);
+        let blocks = self.rounds.left.iter().map(|(_, block)| block);
         let steps = blocks.flat_map(|b| self.steps.iter().skip(b.first_step.into()).take(b.n_steps.into()));
         let mut ends = steps.flat_map(|step| {
             let sends = step.send[..step.n_send.into()].iter().map(|peer| (u32::from(*peer), true));
             sends.chain(step.recv[..step.n_recv.into()].iter().map(|peer| (u32::from(*peer), false)))
         });
         let found =
-            ends.find(|(peer, send)| self.is_far(*peer) && self.inter_node.end(*peer, *send).is_none());
+            ends.find(|(peer, send)| self.is_far(*peer) && !self.far.has(*peer, *send));
         found.map(|(peer, _)| peer)
-    }
-
-    /// The slot that is next in a direction.
-    fn next(&self, slots: &mut Slots<'_>, (peer, send): (u32, bool), lane: u32) -> Ends {
-        let far = self.inter_node.end(peer, send).filter(|_| self.is_far(peer));
-        let counters = if far.is_some() { &mut *slots.far } else { &mut *slots.near };
-        let slot = Counters::next(if send { &mut counters.sent } else { &mut counters.taken }, peer, lane);
-        let Some(end) = far else { return self.ends(peer, lane, slot) };
-        let (data, ready, told) = (end.data(slot), end.ready(slot), end.told(slot));
-        Ends {
-            slot_here: data,
-            full_here: ready,
-            free_here: ready,
-            slot_there: data,
-            full_there: told,
-            free_there: told,
-        }
-    }
-
-    /// Tells a peer of a slot; the proxy in its place how many bytes it has. A message of no bytes is not
-    /// every network's.
-    fn signal(&self, peer: u32, addr: u64, bytes: u64) -> What {
-        if self.is_far(peer) {
-            What::Tell { addr, value: 1 + bytes.max(1) as u32 }
-        } else {
-            What::Set { addr }
-        }
     }
 
     /// The whole of a direct leg, at its first tile.
@@ -382,7 +333,8 @@ impl<'a> Emitter<'a> {
         let work = &self.plan.args.works[usize::from(block.work)];
         let hops = self.bases.staging.len() as u64 - 2;
         let at_once = (tile(work.instance / hops.max(1)) / u64::from(work.tile)).max(1) as u32;
-        Some(Chain { emitter: self, block, step, work, from, to, arrives: arrives.is_some(), goes, at_once })
+        let (at, arrives) = ((index, at.step, at.repetition), arrives.is_some());
+        Some(Chain { emitter: self, block, step, work, at, from, to, arrives, goes, at_once })
     }
 
     /// The words by which both ends of a leg tell each other.
@@ -411,12 +363,6 @@ impl<'a> Emitter<'a> {
     }
 }
 
-/// The counters of slots: which is next for each peer, within the host and between hosts.
-struct Slots<'a> {
-    near: &'a mut Counters,
-    far: &'a mut Counters,
-}
-
 /// Addresses of the two words of a direct leg, in this rank's memory and in the peer's. The first word says
 /// that the rank which was called first is ready, the second that the other one has copied.
 pub(super) struct DirectWords {
@@ -443,6 +389,7 @@ struct Chain<'e> {
     block: &'e Block,
     step: &'e Step,
     work: &'e Work,
+    at: far::At,
     from: Option<u32>,
     to: Option<u32>,
     /// True if the peer writes what comes into the user's buffer.
@@ -464,14 +411,14 @@ impl Chain<'_> {
             Some(peer) => self.take(peer, &tiles, slots, out),
             None => {
                 self.keep(&tiles, out);
-                None
+                Vec::new()
             }
         };
         if let Some(peer) = self.to {
             self.pass_on(peer, &tiles, slots, out);
         }
         // Only when it has been passed on: the peer's words allow it so many groups.
-        out.extend(taken.map(|signal| self.command(signal)));
+        out.extend(taken.into_iter().map(|what| self.command(what)));
     }
 
     /// Waits for what comes; through staging it is copied to the user's buffer. Returns what is still to be
@@ -482,23 +429,23 @@ impl Chain<'_> {
         tiles: &Range<u32>,
         slots: &mut Slots<'_>,
         out: &mut Vec<Command>,
-    ) -> Option<What> {
+    ) -> Vec<What> {
         let lane = u32::from(self.block.lane);
-        let mut next = || self.emitter.next(slots, (peer, false), lane);
+        let mut next = || self.emitter.take(peer, lane, slots);
         if self.arrives {
-            let ends = next();
-            out.push(self.command(What::Await { addr: ends.full_here, peer }));
-            return Some(self.emitter.signal(peer, ends.free_there, 0));
+            let coming = next();
+            out.push(self.command(What::Await { addr: coming.full, peer }));
+            return coming.after;
         }
         for tile in tiles.clone() {
-            let (ends, (dst, bytes)) = (next(), self.end(&(tile..tile + 1)));
-            out.push(self.command(What::Await { addr: ends.full_here, peer }));
-            if bytes > 0 {
-                out.push(self.command(What::Copy { dst, src: ends.slot_here, bytes, of: None }));
+            let (coming, (dst, bytes)) = (next(), self.end(&(tile..tile + 1)));
+            out.push(self.command(What::Await { addr: coming.full, peer }));
+            if bytes > 0 && !coming.has_landed {
+                out.push(self.command(What::Copy { dst, src: coming.at, bytes, of: None }));
             }
-            out.push(self.command(self.emitter.signal(peer, ends.free_there, 0)));
+            out.extend(coming.after.into_iter().map(|what| self.command(what)));
         }
-        None
+        Vec::new()
     }
 
     /// Emits the copies of what the first rank of a chain keeps itself.
@@ -513,27 +460,29 @@ impl Chain<'_> {
     /// Sends tiles on to the next rank of the chain.
     fn pass_on(&self, peer: u32, tiles: &Range<u32>, slots: &mut Slots<'_>, out: &mut Vec<Command>) {
         let lane = u32::from(self.block.lane);
-        let parts = match self.goes {
-            Some(_) => vec![tiles.clone()],
-            None => tiles.clone().map(|tile| tile..tile + 1).collect(),
+        let Some((leg, way)) = self.goes else {
+            let mut put = |stream, what| out.push(Command { stream, what });
+            for tile in tiles.clone() {
+                let end = self.end(&(tile..tile + 1));
+                self.emitter.send((peer, self.at), (self.stream(), lane), end, slots, &mut put);
+            }
+            return;
         };
-        if let Some((leg, _)) = self.goes.filter(|_| tiles.start == 0) {
+        if tiles.start == 0 {
             let addr = self.emitter.direct_words(leg).first_here;
             out.push(self.command(What::Await { addr, peer }));
         }
-        for part in parts {
-            let ends = self.emitter.next(slots, (peer, true), lane);
-            let (src, bytes) = self.end(&part);
-            let (dst, of) = match self.goes {
-                Some((leg, Way::Second { addr, .. })) => (addr + (src - leg.addr), Some(peer)),
-                _ => (ends.slot_there, None),
-            };
-            out.push(self.command(What::Await { addr: ends.free_here, peer }));
-            if bytes > 0 {
-                out.push(self.command(What::Copy { dst, src, bytes, of }));
-            }
-            out.push(self.command(self.emitter.signal(peer, ends.full_there, bytes)));
+        let slot = Counters::next(&mut slots.near.sent, peer, lane);
+        let ends = self.emitter.ends(peer, lane, slot);
+        let (src, bytes) = self.end(tiles);
+        out.push(self.command(What::Await { addr: ends.free_here, peer }));
+        if let Way::Second { addr, .. } = way
+            && bytes > 0
+        {
+            let dst = addr + (src - leg.addr);
+            out.push(self.command(What::Copy { dst, src, bytes, of: Some(peer) }));
         }
+        out.push(self.command(What::Set { addr: ends.full_there }));
     }
 
     /// Address and bytes of tiles at this rank: of the input where the chain begins, of the output elsewhere.
@@ -555,7 +504,14 @@ impl Chain<'_> {
 
     /// A command on the stream of the chain.
     fn command(&self, what: What) -> Command {
-        let lane = u32::from(self.block.lane);
-        Command { stream: lane + if self.to.is_none() { LANES } else { 0 }, what }
+        Command { stream: self.stream(), what }
+    }
+
+    /// The stream of the chain.
+    fn stream(&self) -> u32 {
+        match (self.from, self.to) {
+            (Some(from), None) => self.emitter.stream(self.block, from, false),
+            _ => u32::from(self.block.lane),
+        }
     }
 }

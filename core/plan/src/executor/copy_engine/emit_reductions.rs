@@ -32,7 +32,7 @@ impl Emitter<'_> {
     /// Legs of a reduction: what is passed on.
     pub(super) fn passed_on(&self) -> Vec<Leg> {
         let mut legs = Vec::new();
-        for &(index, block) in self.left.iter().rev() {
+        for &(index, block) in self.rounds.left.iter().rev() {
             let work = &self.plan.args.works[usize::from(block.work)];
             for number in 0..u32::from(block.n_steps) {
                 let step = &self.steps[usize::from(block.first_step) + number as usize];

@@ -5,7 +5,13 @@
 //! A slot has two words that the CPU reaches too: the stream waits for `ready` and clears it, and writes
 //! `told` when it has filled or emptied the slot; the proxy does the reverse. Every launch begins with the
 //! first slot, so one end may replay what the other calls anew.
+//!
+//! Where the network reaches users' buffers that are registered, a tile needs no slot: the stream tells the
+//! proxy where the bytes are ([`STRAIGHT`]), or where they are to land. For that the proxy has to wait until
+//! the stream **asks** for a tile ([`InterNodeEnds::asks`]); elsewhere it receives into every slot that is
+//! free. Each end decides for itself: the messages are the same.
 
+use super::command::What;
 use super::staging::{DEPTH, LEAST_SLOT};
 use crate::config::PlanConfig;
 use crate::topology::Topology;
@@ -19,6 +25,11 @@ const MOST_SLOT: u64 = 4 << 20;
 pub const WORDS: u64 = 128;
 /// The distance of `told` from `ready` in bytes.
 pub const TOLD: u64 = 64;
+
+/// The distance from `told` of the address of a tile that lies in a user's buffer, in two halves.
+pub const STRAIGHT_AT: u64 = 8;
+/// The bit of `told` that says that the tile lies there.
+pub const STRAIGHT: u32 = 1 << 31;
 
 /// Bytes of a slot that the network carries. A function of what all ranks agree on.
 pub fn slot_bytes(topology: &Topology, config: &PlanConfig) -> u64 {
@@ -49,8 +60,29 @@ impl End {
     }
 
     /// The word by which the stream tells that it is through with a slot: 1 and the bytes that it put there.
+    /// Where streams ask, the one of a receiver asks for a message.
     pub fn told(&self, slot: u32) -> u64 {
         self.ready(slot) + TOLD
+    }
+
+    /// What the stream tells, so that a slot's message comes from a user's buffer, or goes there, without the
+    /// slot: `addr` and bytes of the tile.
+    pub fn straight(&self, slot: u32, addr: u64, bytes: u64) -> [What; 3] {
+        let told = self.told(slot);
+        [
+            What::Tell { addr: told + STRAIGHT_AT, value: addr as u32 },
+            What::Tell { addr: told + STRAIGHT_AT + 4, value: (addr >> 32) as u32 },
+            What::Tell { addr: told, value: STRAIGHT | (1 + bytes as u32) },
+        ]
+    }
+
+    /// What the stream tells to ask for the next message of a slot: to the slot, or to a `place` of so many
+    /// bytes in a user's buffer.
+    pub fn ask(&self, slot: u32, place: Option<(u64, u64)>) -> Vec<What> {
+        match place {
+            Some((addr, bytes)) => self.straight(slot, addr, bytes).to_vec(),
+            None => vec![What::Tell { addr: self.told(slot), value: 1 }],
+        }
     }
 
     /// The slot.
@@ -63,9 +95,20 @@ impl End {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InterNodeEnds {
     ends: FxHashMap<(u32, bool), End>,
+    asks: bool,
 }
 
 impl InterNodeEnds {
+    /// No ends yet. `asks`: the proxy receives a message when the stream asks for it, no earlier.
+    pub fn new(asks: bool) -> Self {
+        Self { ends: FxHashMap::default(), asks }
+    }
+
+    /// True if streams ask for what they receive.
+    pub fn asks(&self) -> bool {
+        self.asks
+    }
+
     /// Adds an end.
     pub fn add(&mut self, peer: u32, send: bool, end: End) {
         self.ends.insert((peer, send), end);
