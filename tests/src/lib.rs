@@ -19,6 +19,7 @@ pub mod partitions;
 pub mod process;
 pub mod programs;
 pub mod puts;
+pub mod registered;
 pub mod scenarios;
 pub mod skip;
 pub mod soak;

@@ -1,7 +1,6 @@
 //! Memory, registered buffers and windows.
 //!
-//! Registration is accepted and remembered; at this API level a registered buffer is used like any
-//! other. Windows are made by all ranks together. Where their memory allows it, their handle is the
+//! Registered buffers are what the network reads and writes without staging (`Comm::register_buffer`). Windows are made by all ranks together. Where their memory allows it, their handle is the
 //! address of the struct that kernels follow (`hawser_runtime::lsa`); all other handles are numbers that
 //! only the host understands. Symmetric windows are also what collectives use without staging, and what
 //! rules with `registered` ask for.
@@ -42,14 +41,19 @@ nccl_api! {
     ) {
         let live = comm.ready()?;
         handle.set("handle", std::ptr::null())?;
-        handle.set("handle", live.name(live.buffers.add(buff, size, false))?)
+        let made = live.name(live.buffers.add(buff, size, false))?;
+        live.comm.register_buffer(buff as u64, size as u64)?;
+        handle.set("handle", made)
     }
 
     /// Takes a registration back; NULL is fine.
     fn ncclCommDeregister / pncclCommDeregister(comm: CommPtr, handle: *const c_void) {
         let live = comm.ready()?;
-        let known = handle.is_null() || live.buffers.remove(handle).is_some();
-        if known { Ok(()) } else { live.name(Err(no_buffer(handle))) }
+        let Some(buffer) = live.buffers.remove(handle) else {
+            return if handle.is_null() { Ok(()) } else { live.name(Err(no_buffer(handle))) };
+        };
+        live.comm.deregister_buffer(buffer.base, buffer.bytes);
+        Ok(())
     }
 
     /// Registers a buffer as a window. All ranks call it.
@@ -118,12 +122,14 @@ fn register(
 /// Tells the communicator of a window that was registered.
 fn expose(handle: &Handle, window: Registered) -> Result<()> {
     handle.comm.expose(window.place, window.of_comm())?;
+    handle.comm.register_buffer(window.base, window.bytes)?;
     if window.is_symmetric { handle.comm.add_window(window.base, window.bytes) } else { Ok(()) }
 }
 
 /// Tells the communicator that a window is no more.
 fn conceal(handle: &Handle, window: Registered) {
     handle.comm.hide(window.place);
+    handle.comm.deregister_buffer(window.base, window.bytes);
     if window.is_symmetric {
         handle.comm.remove_window(window.base, window.bytes);
     }

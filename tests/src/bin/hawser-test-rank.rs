@@ -15,6 +15,7 @@
 //!
 //! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `vectors`
 //! (parts of different lengths), `puts` (one-sided transfers), `put-loop` (the same until one fails),
+//! `registered` (calls whose buffers are registered), `unstaged` (the bytes of such calls that went unstaged),
 //! `mixed` (groups of collectives and messages), `gathers` (all-gathers until one fails), `decision`
 //! (writes which rule decided last), `again` (all-reduces until one fails), `follow` (the same; writes
 //! "changed" after some changes of rules), `changes` (`follow` beside a thread that changes rules),
@@ -53,7 +54,9 @@ use hawser_runtime::rules_update::Switch;
 use hawser_runtime::{Comm, Config, Error, Result, unique_id};
 use hawser_tests::oracle::Case;
 use hawser_tests::process::id_from_hex;
-use hawser_tests::{deaths, floods, hangs, leaks, misuse, mixed, puts, soak, urgent, vectors, world};
+use hawser_tests::{
+    deaths, floods, hangs, leaks, misuse, mixed, puts, registered, soak, urgent, vectors, world,
+};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -164,6 +167,8 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "small" => small(comm),
         "vectors" => vectors::run_all(comm),
         "puts" => puts::run_all(comm),
+        "registered" => registered::run_all(comm),
+        "unstaged" => registered::count(comm),
         "put-loop" => puts::looped(comm),
         "mixed" => (0..3).try_for_each(|_| mixed::run(comm)),
         "gathers" => loop {

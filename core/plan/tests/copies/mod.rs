@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use hawser_kernels_abi::Step;
 use hawser_plan::PlanConfig;
-use hawser_plan::executor::copy_engine::inter_node::{self, End, InterNodeEnds, STRAIGHT, STRAIGHT_AT, WORDS};
+use hawser_plan::executor::copy_engine::inter_node::{
+    self, End, InterNodeEnds, STRAIGHT, STRAIGHT_AT, WORDS,
+};
 use hawser_plan::executor::copy_engine::{
     Bases, Command, Counters, DEPTH, Direct, Emitter, Leg, ReduceKernel, STREAMS, Staging, Way, What,
 };

@@ -272,6 +272,29 @@ impl Comm {
         }
     }
 
+    /// The program registers a buffer of this rank, which stays until it takes that back: the network may read
+    /// and write it itself.
+    ///
+    /// # Errors
+    /// The communicator is not up.
+    pub fn register_buffer(&self, addr: u64, bytes: u64) -> Result<()> {
+        if let Some(net) = &self.state()?.net {
+            net.register_buffer(addr, bytes);
+        }
+        Ok(())
+    }
+
+    /// Takes a registration of [`Comm::register_buffer`] back.
+    pub fn deregister_buffer(&self, addr: u64, bytes: u64) {
+        let comm_state = match lock(&self.0.state).as_deref() {
+            Ok(State::Ready { comm_state, .. }) => comm_state.clone(),
+            _ => return,
+        };
+        if let Some(net) = &comm_state.net {
+            net.deregister_buffer(addr, bytes);
+        }
+    }
+
     /// A buffer of this rank is its window with this number, which is the number of windows that were
     /// registered before it. Others may put into it if it is symmetric.
     ///

@@ -50,6 +50,7 @@ use hawser_device::{Device, Memory, Stream};
 use hawser_kernels_abi::{Args, DeviceOp, KernelKey, Step};
 use hawser_plan::algo::ProgramKey;
 use hawser_plan::choose::Decision;
+use hawser_plan::executor::copy_engine::Leg;
 use hawser_plan::executor::launch::LaunchPlan;
 use hawser_plan::layout::HeapLayout;
 use hawser_plan::{Call, Class, PlanConfig, Topology};
@@ -225,7 +226,7 @@ impl CommState {
     ) -> Result<Emission<'a>> {
         let who = Who { name: &self.name, rank: self.rank, op_number: plan.args.op_number };
         let steps = steps_of(plan, loaded);
-        self.copier()?.begin(&*self.device, &self.order, (plan, steps), on, who)
+        self.copier()?.begin(&*self.device, &self.order, (plan, steps), on, (who, &|leg| self.lends(leg)))
     }
 
     /// A launch of copy engines on the host device.
@@ -236,7 +237,8 @@ impl CommState {
         events: Option<CopyEvents>,
     ) -> Result<Copies> {
         let copier = self.copier()?;
-        let commands = copier.commands(&*self.device, plan, steps_of(plan, loaded))?;
+        let commands =
+            copier.commands(&*self.device, (plan, steps_of(plan, loaded)), &|leg| self.lends(leg))?;
         Ok(Copies::new(commands, copier.latches().cloned(), events))
     }
 
@@ -246,6 +248,14 @@ impl CommState {
         if let Some(latches) = self.copy_engines.as_ref().and_then(CopyEngines::latches) {
             latches.shut();
         }
+        if let Some(net) = &self.net {
+            net.give_up_buffers();
+        }
+    }
+
+    /// True if the network takes a transfer with another host from the user's buffer, or puts it there.
+    fn lends(&self, leg: &Leg) -> Result<bool> {
+        self.net.as_ref().map_or(Ok(false), |net| net.lends(leg))
     }
 
     fn copier(&self) -> Result<&CopyEngines> {

@@ -257,8 +257,7 @@ impl<'a> Emitter<'a> {
             let sends = step.send[..step.n_send.into()].iter().map(|peer| (u32::from(*peer), true));
             sends.chain(step.recv[..step.n_recv.into()].iter().map(|peer| (u32::from(*peer), false)))
         });
-        let found =
-            ends.find(|(peer, send)| self.is_far(*peer) && !self.far.has(*peer, *send));
+        let found = ends.find(|(peer, send)| self.is_far(*peer) && !self.far.has(*peer, *send));
         found.map(|(peer, _)| peer)
     }
 

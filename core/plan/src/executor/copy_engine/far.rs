@@ -124,7 +124,8 @@ impl Emitter<'_> {
                     };
                     let received = step.recv[..usize::from(step.n_recv)].iter().map(|&peer| (peer, false));
                     let sent = step.send[..usize::from(step.n_send)].iter().map(|&peer| (peer, true));
-                    let leg = |(peer, send)| Leg { peer: u32::from(peer), send, addr, bytes: bytes as u64, at };
+                    let leg =
+                        |(peer, send)| Leg { peer: u32::from(peer), send, addr, bytes: bytes as u64, at };
                     let all = received.chain(sent).map(leg);
                     legs.extend(all.filter(|leg| leg.bytes > 0 && self.is_far(leg.peer)));
                 }
@@ -158,7 +159,11 @@ impl Emitter<'_> {
                 }
                 let stream = self.stream(&block, peer, false);
                 let of_peer = || Asked { stream, places: Vec::new(), taken: 0 };
-                asked.entry(peer).or_insert_with(of_peer).places.push(self.landing((index, &block), place, step));
+                asked.entry(peer).or_insert_with(of_peer).places.push(self.landing(
+                    (index, &block),
+                    place,
+                    step,
+                ));
             }
         }
         for (peer, asked) in &asked {

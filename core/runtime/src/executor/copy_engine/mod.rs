@@ -45,6 +45,9 @@ const MOST_IN_GROUP: u32 = 4096;
 /// The longest that a launch waits for those who receive from it.
 const MOST_PATIENCE: Duration = Duration::from_micros(500);
 
+/// Says whether the network takes a transfer with another host from the user's buffer, or puts it there.
+pub type Lends<'a> = &'a dyn Fn(&Leg) -> Result<bool>;
+
 /// The state that a communicator's launches for copy engines share.
 pub struct CopyEngines {
     bases: Bases,
@@ -96,10 +99,10 @@ impl CopyEngines {
     pub fn commands(
         &self,
         device: &dyn Device,
-        plan: &LaunchPlan,
-        steps: &[Step],
+        (plan, steps): (&LaunchPlan, &[Step]),
+        lends: Lends<'_>,
     ) -> Result<[Vec<What>; STREAMS as usize]> {
-        let mut emitter = self.emitter(plan, steps)?;
+        let mut emitter = self.emitter(plan, steps, lends)?;
         let mut commands = Vec::new();
         if let Some(arrival) = self.arrive(device, &emitter, plan, false)? {
             // What the other ranks of a thread have to say they have not said yet.
@@ -120,13 +123,13 @@ impl CopyEngines {
         order: &'a Order,
         (plan, steps): (&'a LaunchPlan, &'a [Step]),
         (stream, events): (Stream, Option<CopyEvents>),
-        who: Who<'_>,
+        (who, lends): (Who<'_>, Lends<'_>),
     ) -> Result<Emission<'a>> {
         let words = device.needs_stream_words()?;
         let turn = order.begin(device, stream)?;
         let streams = [stream, self.second(device, turn.capture)?];
         let is_captured = device.stream_state(stream)?.capture.is_some();
-        let emitter = self.emitter(plan, steps)?;
+        let emitter = self.emitter(plan, steps, lends)?;
         let arrival = self.arrive(device, &emitter, plan, is_captured)?;
         if let Some(watched) = &self.watched {
             let first = watched.begin(who, peers(plan, steps), turn.done == 0)?;
@@ -150,13 +153,34 @@ impl CopyEngines {
         })
     }
 
-    fn emitter<'a>(&'a self, plan: &'a LaunchPlan, steps: &'a [Step]) -> Result<Emitter<'a>> {
+    fn emitter<'a>(
+        &'a self,
+        plan: &'a LaunchPlan,
+        steps: &'a [Step],
+        lends: Lends<'_>,
+    ) -> Result<Emitter<'a>> {
         let far = self.stage.as_ref().map(|stage| stage.ends()).unwrap_or_default();
-        let emitter = Emitter::new(plan, steps, &self.bases, far);
-        match emitter.missing() {
-            None => Ok(emitter),
-            Some(peer) => Err(Error::internal(format!("no slots for rank {peer} of another host"))),
+        let mut emitter = Emitter::new(plan, steps, &self.bases, far);
+        if let Some(peer) = emitter.missing() {
+            return Err(Error::internal(format!("no slots for rank {peer} of another host")));
         }
+        let legs = emitter.far_legs();
+        let all = legs.len();
+        let mut straight = Vec::new();
+        for leg in legs {
+            if lends(&leg)? {
+                straight.push(leg);
+            }
+        }
+        if all > 0 {
+            log::info(Subsys::Coll, || {
+                let (rank, op, some) =
+                    (self.bases.rank, crate::op_number::op(plan.args.op_number), straight.len());
+                format!("SM_FREE rank {rank} {op}: {some} of {all} transfers with other hosts unstaged")
+            });
+        }
+        emitter.go_straight(straight.into_iter());
+        Ok(emitter)
     }
 
     /// Tells peers where this rank receives. None: nothing is direct.

@@ -168,7 +168,7 @@ impl CollLink {
     fn carry(&mut self, flush: bool) -> Result<bool> {
         let State::Open { comm, send, recv } = &mut self.state else { return Ok(false) };
         let mut moved = false;
-        let ready = self.send.filled(self.posted).min(self.recv.emptied() + self.recv.depth());
+        let ready = self.send.filled(self.posted).min(self.recv.receivable());
         while self.posted < ready {
             let told = self.send.told(self.posted);
             let (bytes, dtype, op) = decode(told, self.send.slot_bytes())?;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use hawser_base::error::Result;
 use hawser_kernels_abi::{Conn, FAR_WORDS, TAG_SHIFT};
 use hawser_plan::Protocol;
-use hawser_plan::executor::copy_engine::inter_node::{TOLD, WORDS};
+use hawser_plan::executor::copy_engine::inter_node::{STRAIGHT, STRAIGHT_AT, TOLD, WORDS};
 use hawser_plan::layout::HeapLayout;
 use hawser_plugin::net::{MemoryKinds, Region, Registration, Segment};
 
@@ -60,10 +60,25 @@ enum Signals {
 struct Words {
     /// Offset of its words in the page.
     at: u64,
-    /// At the sender: times that it was sent. At the receiver: times that it was emptied.
+    /// At the sender: times that it was sent. At the receiver: times that it was emptied, or asked for.
     passed: AtomicU64,
     /// At the receiver: times that it was filled.
     filled: AtomicU64,
+    /// A receiver whose stream asks for every message.
+    asks: bool,
+    /// Address and bytes of where the message lands that was asked for last; 0 bytes: in the slot.
+    place: [AtomicU64; 2],
+}
+
+/// The end of a slot with words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WordsOf {
+    /// It sends.
+    Sender,
+    /// It receives whenever the slot is empty.
+    Receiver,
+    /// It receives when the stream asks for it.
+    AskingReceiver,
 }
 
 impl Fifo {
@@ -92,15 +107,22 @@ impl Fifo {
 
     /// Slot `slot` of a piece of slots with words, with `lead` bytes in front of each. The sender's is free
     /// at first.
-    pub fn of_words(piece: Piece, slot: u32, (bytes, lead): (u64, u64), send: bool) -> Self {
+    pub fn of_words(piece: Piece, slot: u32, (bytes, lead): (u64, u64), of: WordsOf) -> Self {
         let stride = bytes + lead;
         let slots_for_net = piece.slots_for_net + u64::from(slot) * stride;
         let at = u64::from(slot) * WORDS;
-        let words = Words { at, passed: AtomicU64::new(0), filled: AtomicU64::new(0) };
+        let asks = of == WordsOf::AskingReceiver;
+        let words = Words {
+            at,
+            passed: AtomicU64::new(0),
+            filled: AtomicU64::new(0),
+            asks,
+            place: Default::default(),
+        };
         let piece = Piece { slots_for_net, ..piece };
         let signals = Signals::Words(words);
         let fifo = Self { piece, depth: 1, stride, slot_bytes: bytes as usize, lead, signals };
-        if send {
+        if of == WordsOf::Sender {
             fifo.set_ready(at);
         }
         fifo
@@ -138,17 +160,51 @@ impl Fifo {
         }
     }
 
-    /// Slots that the device has emptied.
-    pub fn emptied(&self) -> u64 {
+    /// Slots into which messages may be received, of those that there were.
+    pub fn receivable(&self) -> u64 {
         let Signals::Words(words) = &self.signals else {
-            return self.counter(CREDITS).load(Ordering::Acquire);
+            return self.counter(CREDITS).load(Ordering::Acquire) + self.depth;
         };
         let told = self.word(words.at + TOLD);
-        if told.load(Ordering::Acquire) != 0 {
+        let value = told.load(Ordering::Acquire);
+        if value != 0 {
+            if words.asks {
+                let [addr, bytes] =
+                    self.told_place(words, value).map_or([0; 2], |(addr, bytes)| [addr, bytes]);
+                words.place[0].store(addr, Ordering::Relaxed);
+                words.place[1].store(bytes, Ordering::Relaxed);
+            }
+            let passed = if words.asks { &words.passed } else { &words.filled };
+            let passed = passed.load(Ordering::Relaxed) + u64::from(words.asks);
             told.store(0, Ordering::Relaxed);
-            words.passed.store(words.filled.load(Ordering::Relaxed), Ordering::Relaxed);
+            words.passed.store(passed, Ordering::Relaxed);
         }
-        words.passed.load(Ordering::Relaxed)
+        words.passed.load(Ordering::Relaxed) + u64::from(!words.asks) * self.depth
+    }
+
+    /// Address and bytes in a user's buffer of the message that is to be sent now; None if it lies in its
+    /// slot.
+    pub fn place_to_send(&self) -> Option<(u64, usize)> {
+        let Signals::Words(words) = &self.signals else { return None };
+        let (addr, bytes) = self.told_place(words, self.word(words.at + TOLD).load(Ordering::Acquire))?;
+        Some((addr, bytes as usize))
+    }
+
+    /// Address and bytes in a user's buffer of the message that was asked for last; None if it goes to its
+    /// slot.
+    pub fn place_to_fill(&self) -> Option<(u64, usize)> {
+        let Signals::Words(words) = &self.signals else { return None };
+        let [addr, bytes] = [0, 1].map(|half: usize| words.place[half].load(Ordering::Relaxed));
+        (bytes > 0).then_some((addr, bytes as usize))
+    }
+
+    /// The place in a user's buffer that a value of the word `told` means.
+    fn told_place(&self, words: &Words, value: u32) -> Option<(u64, u64)> {
+        if value & STRAIGHT == 0 {
+            return None;
+        }
+        let half = |at| u64::from(self.word(words.at + TOLD + STRAIGHT_AT + at).load(Ordering::Relaxed));
+        Some((half(0) | half(4) << 32, u64::from(value & !STRAIGHT).saturating_sub(1)))
     }
 
     /// The first `done` slots may be written again by the device.
@@ -204,7 +260,7 @@ impl Fifo {
             Signals::Counters => (self.told(number) & ((1 << TAG_SHIFT) - 1)) as usize,
             Signals::Flags(flags) => flags.bytes_of(number),
             Signals::Words(words) => {
-                self.word(words.at + TOLD).load(Ordering::Acquire).saturating_sub(1) as usize
+                (self.word(words.at + TOLD).load(Ordering::Acquire) & !STRAIGHT).saturating_sub(1) as usize
             }
         }
     }
@@ -279,6 +335,8 @@ mod tests {
     use super::*;
     use crate::transport::net::arena::Arena;
     use hawser_device::host::HostDevice;
+    use hawser_plan::executor::copy_engine::What;
+    use hawser_plan::executor::copy_engine::inter_node::End;
 
     /// The words that a stream sets at both ends of a slot are counts to a link.
     #[test]
@@ -286,14 +344,16 @@ mod tests {
         let device = HostDevice::beside().unwrap();
         let mut arena = Arena::new(&device, (PAGE, 3 * 8192), false).unwrap();
         let (out, into) = (arena.take(&device).unwrap(), arena.take(&device).unwrap());
-        let (send, recv) =
-            (Fifo::of_words(out, 2, (8192, 0), true), Fifo::of_words(into, 2, (8192, 0), false));
+        let (send, recv) = (
+            Fifo::of_words(out, 2, (8192, 0), WordsOf::Sender),
+            Fifo::of_words(into, 2, (8192, 0), WordsOf::Receiver),
+        );
         // SAFETY: the pieces live as long as the arena.
         let word = |piece: &Piece, at: u64| unsafe { &*(piece.page.add(at as usize).cast::<AtomicU32>()) };
         let take = |piece: &Piece| word(piece, 2 * WORDS).swap(0, Ordering::AcqRel);
         let tell = |piece: &Piece, value: u32| word(piece, 2 * WORDS + TOLD).store(value, Ordering::Release);
         assert_eq!(send.slot_address(7), out.slots_for_net + 2 * 8192);
-        assert_eq!((send.filled(0), recv.emptied(), recv.region().bytes), (0, 0, 8192));
+        assert_eq!((send.filled(0), recv.receivable(), recv.region().bytes), (0, 1, 8192));
         for round in 0..5u64 {
             assert_eq!(take(&out), 1, "free");
             tell(&out, 1 + 4096);
@@ -303,9 +363,40 @@ mod tests {
             assert_eq!(send.filled(round), round + 1);
             assert_eq!(take(&into), 0, "nothing has come");
             recv.publish_tail(round + 1);
-            assert_eq!((recv.emptied(), take(&into)), (round, 1));
+            assert_eq!((recv.receivable(), take(&into)), (round + 1, 1));
             tell(&into, 1);
-            assert_eq!((recv.emptied(), recv.emptied()), (round + 1, round + 1));
+            assert_eq!((recv.receivable(), recv.receivable()), (round + 2, round + 2));
+        }
+    }
+
+    /// A receiver that asks has no room before, and hears where each message is to land.
+    #[test]
+    fn messages_are_asked_for_and_sent_from_and_to_users_buffers() {
+        let device = HostDevice::beside().unwrap();
+        let mut arena = Arena::new(&device, (PAGE, 3 * 8192), false).unwrap();
+        let (out, into) = (arena.take(&device).unwrap(), arena.take(&device).unwrap());
+        let send = Fifo::of_words(out, 0, (8192, 0), WordsOf::Sender);
+        let recv = Fifo::of_words(into, 0, (8192, 0), WordsOf::AskingReceiver);
+        let end = |piece: &Piece| End { words: piece.page as u64, slots: piece.slots, stride: 8192 };
+        let obey = |what: What| {
+            let What::Tell { addr, value } = what else { panic!("{what:?}") };
+            // SAFETY: a word of a page that lives as long as the arena.
+            unsafe { &*(addr as *const AtomicU32) }.store(value, Ordering::Release);
+        };
+        let place = (0x7fff_1234_5678_9abc, 4096);
+        for round in 0..4 {
+            assert_eq!(recv.receivable(), round, "nothing is asked for");
+            let lands = round % 2 == 1;
+            end(&into).ask(0, lands.then_some(place)).into_iter().for_each(obey);
+            assert_eq!((recv.receivable(), recv.receivable()), (round + 1, round + 1));
+            assert_eq!(recv.place_to_fill(), lands.then_some((place.0, 4096)));
+            recv.publish_tail(round + 1);
+            assert_eq!(send.place_to_send(), None);
+            end(&out).straight(0, place.0, place.1).into_iter().for_each(obey);
+            assert_eq!((send.filled(round), send.bytes_of(round)), (round + 1, 4096));
+            assert_eq!(send.place_to_send(), Some((place.0, 4096)));
+            send.publish_credit(round + 1);
+            assert_eq!((send.filled(round + 1), send.place_to_send()), (round + 1, None));
         }
     }
 }

@@ -12,13 +12,14 @@ use hawser_base::error::{Error, Result};
 use hawser_base::figures::{self, Counter};
 use hawser_base::stages;
 use hawser_base::wait::Wait;
-use hawser_plugin::net::{Receiver, Registration, Request, Segment, Sender};
+use hawser_plugin::net::{MemoryKinds, Receiver, Registration, Request, Segment, Sender};
 
 use super::checksum::Checksum;
 use super::end::{Around, ConnectionKey, End};
 use super::fifo::Fifo;
 use super::opening::{Dialing, Listening};
 use super::recorder::EventRecorder;
+use super::user_buffers::{RegisteredHere, UserBuffer};
 use crate::bootstrap::Tag;
 use crate::planted::{Bug, is_planted};
 use crate::profiling::Span;
@@ -33,6 +34,8 @@ pub struct RailFigures {
     pub received: Counter,
     /// Sends that the plugin has in hand.
     pub open: Counter,
+    /// Bytes, sent and received, that went from or to users' buffers without a slot.
+    pub straight: Counter,
 }
 
 impl RailFigures {
@@ -43,6 +46,7 @@ impl RailFigures {
             sent: figures::sum("rail_sent_bytes_total", &labels),
             received: figures::sum("rail_received_bytes_total", &labels),
             open: figures::level("rail_sends_open", &labels),
+            straight: figures::sum("rail_unstaged_bytes_total", &labels),
         }
     }
 }
@@ -63,11 +67,25 @@ pub struct SendLink {
     wanted: u64,
     empties: u64,
     requests: VecDeque<Request>,
+    /// Users' buffers that are registered here.
+    buffers: RegisteredHere,
     /// The plugin did not take the last send.
     is_refused: bool,
     watch: Stopwatch,
     recorder: EventRecorder,
     rail: RailFigures,
+}
+
+/// An end of a connection that carries messages from or to users' buffers.
+pub trait Lends: End {
+    /// Registers a buffer here. False: the connection is not up yet.
+    fn lend(&mut self, buffer: UserBuffer, kind: MemoryKinds) -> Result<bool>;
+
+    /// The program takes the registration of a buffer back.
+    fn forget(&mut self, buffer: UserBuffer);
+
+    /// True if the plugin may have a user's buffer in hand.
+    fn uses_buffer(&self) -> bool;
 }
 
 enum SendState {
@@ -99,6 +117,7 @@ impl SendLink {
             wanted: 0,
             empties: 0,
             requests: VecDeque::new(),
+            buffers: RegisteredHere::default(),
             is_refused: false,
             watch: Stopwatch::default(),
             recorder: EventRecorder::default(),
@@ -162,17 +181,22 @@ impl SendLink {
                 self.fifo.write_record(checksum, self.posted, bytes);
                 self.recorded += 1;
             }
-            let mut segment = self.fifo.slot(self.posted, bytes, *registration, self.key.lane);
+            let place = self.fifo.place_to_send();
+            let mut segment = match place {
+                Some(place) => self.buffers.segment(place, self.key.lane)?,
+                None => self.fifo.slot(self.posted, bytes, *registration, self.key.lane),
+            };
             segment.profile = self.recorder.sending(self.posted);
             let filled = around.trace.borrow_mut().filled();
-            // SAFETY: the slot lies in the registered FIFO; the device writes it again only after the credit
-            // below.
+            // SAFETY: the slot lies in the registered FIFO, or the piece in a registered buffer; the device
+            // writes it again only after the credit below.
             let request = unsafe { sender.isend(&segment) }?;
             self.is_refused = request.is_none();
             let Some(request) = request else { break };
             around.trace.borrow_mut().sent(filled);
             self.requests.push_back(request);
             self.rail.sent.add(bytes as u64);
+            self.rail.straight.add(place.map_or(0, |(_, bytes)| bytes as u64));
             self.rail.open.add(1);
             self.recorder.sends(self.posted, bytes);
             self.posted += 1;
@@ -203,7 +227,27 @@ impl SendLink {
             self.fifo.publish_credit(self.done - lost);
             moved = true;
         }
+        if moved {
+            self.buffers.clear(sender.as_mut(), !self.requests.is_empty());
+        }
         Ok(moved)
+    }
+}
+
+impl Lends for SendLink {
+    fn lend(&mut self, buffer: UserBuffer, kind: MemoryKinds) -> Result<bool> {
+        let SendState::Open(sender, _) = &mut self.state else { return Ok(false) };
+        self.buffers.add(sender.as_mut(), buffer, kind).map(|()| true)
+    }
+
+    fn forget(&mut self, buffer: UserBuffer) {
+        if let SendState::Open(sender, _) = &mut self.state {
+            self.buffers.forget(sender.as_mut(), buffer, !self.requests.is_empty());
+        }
+    }
+
+    fn uses_buffer(&self) -> bool {
+        self.fifo.place_to_send().is_some()
     }
 }
 
@@ -236,6 +280,7 @@ impl End for SendLink {
         if let SendState::Open(sender, registration) = &mut self.state
             && self.requests.is_empty()
         {
+            self.buffers.end(sender.as_mut());
             let _ = sender.deregister(*registration);
         }
         self.state = SendState::Opening(Dialing::new(0));
@@ -258,6 +303,8 @@ pub struct RecvLink {
     /// The slots that come at all, once the two part; what is received behind them is empty.
     end: Option<u64>,
     requests: VecDeque<Request>,
+    /// Users' buffers that are registered here.
+    buffers: RegisteredHere,
     /// A flush of the slot at `done`.
     flush: Option<Request>,
     watch: Stopwatch,
@@ -292,7 +339,22 @@ impl RecvLink {
         let state = RecvState::Opening(Listening::new(listener));
         let (requests, watch, recorder) = (VecDeque::new(), Stopwatch::default(), EventRecorder::default());
         let (posted, done, end, flush) = (0, 0, None, None);
-        Ok(Self { key, fifo, state, posted, done, end, requests, flush, watch, recorder, check, rail })
+        let buffers = RegisteredHere::default();
+        Ok(Self {
+            key,
+            fifo,
+            state,
+            posted,
+            done,
+            end,
+            requests,
+            buffers,
+            flush,
+            watch,
+            recorder,
+            check,
+            rail,
+        })
     }
 
     /// Receives that were posted.
@@ -318,13 +380,13 @@ impl RecvLink {
 
     /// Posts every free slot.
     fn post(&mut self) -> Result<bool> {
-        let RecvState::Open(receiver, registration) = &mut self.state else { return Ok(false) };
+        let free = self.fifo.receivable().min(self.end.unwrap_or(u64::MAX));
         let before = self.posted;
-        let free = (self.fifo.emptied() + self.fifo.depth()).min(self.end.unwrap_or(u64::MAX));
         while self.posted < free {
-            let segment = self.fifo.slot(self.posted, self.fifo.slot_bytes(), *registration, self.key.lane);
-            // SAFETY: the slot lies in the registered FIFO; the device reads it only after the tail was
-            // published.
+            let RecvState::Open(receiver, registration) = &mut self.state else { return Ok(false) };
+            let segment = to_fill(&self.fifo, &self.buffers, self.posted, (*registration, self.key.lane))?;
+            // SAFETY: the slot lies in the registered FIFO, or the piece in a registered buffer; the device
+            // reads it only after the tail was published.
             let Some(request) = unsafe { receiver.irecv(&[segment], false) }? else { break };
             self.requests.push_back(request);
             self.posted += 1;
@@ -345,7 +407,9 @@ impl RecvLink {
                 self.flush = None;
             } else {
                 let Some(&request) = self.requests.front() else { break };
-                let (room, record) = (self.fifo.slot_bytes(), self.fifo.record_bytes());
+                let place = self.fifo.place_to_fill();
+                let room = place.map_or(self.fifo.slot_bytes(), |(_, bytes)| bytes);
+                let record = self.fifo.record_bytes();
                 // What counts if the plugin does not say.
                 let mut sizes = [room + record];
                 if !receiver.test(request, &mut sizes)? {
@@ -364,11 +428,12 @@ impl RecvLink {
                 }
                 let bytes = sizes[0].saturating_sub(record);
                 self.rail.received.add(bytes as u64);
+                self.rail.straight.add(if place.is_some() { bytes as u64 } else { 0 });
                 self.recorder.received(self.done, bytes);
-                if around.flush && self.fifo.in_device() {
-                    let segment =
-                        self.fifo.slot(self.done, self.fifo.slot_bytes(), *registration, self.key.lane);
-                    // SAFETY: the segment is the slot that the finished receive wrote.
+                if around.flush && (self.fifo.in_device() || place.is_some()) {
+                    let at = (*registration, self.key.lane);
+                    let segment = to_fill(&self.fifo, &self.buffers, self.done, at)?;
+                    // SAFETY: the segment is what the finished receive wrote.
                     self.flush = unsafe { receiver.flush(&[segment]) }?;
                     if self.flush.is_some() {
                         continue;
@@ -384,7 +449,42 @@ impl RecvLink {
             around.trace.borrow_mut().came(asked);
             self.recorder.receives(self.done);
         }
+        if self.done > before {
+            self.buffers.clear(receiver.as_mut(), !self.requests.is_empty() || self.flush.is_some());
+        }
         Ok(self.done > before)
+    }
+}
+
+/// The place of a message that is received, as the plugin knows it: a slot, which has this registration, or a
+/// piece of a registered buffer.
+fn to_fill(
+    fifo: &Fifo,
+    buffers: &RegisteredHere,
+    number: u64,
+    (registration, tag): (Registration, u32),
+) -> Result<Segment> {
+    match fifo.place_to_fill() {
+        Some(place) => buffers.segment(place, tag),
+        None => Ok(fifo.slot(number, fifo.slot_bytes(), registration, tag)),
+    }
+}
+
+impl Lends for RecvLink {
+    fn lend(&mut self, buffer: UserBuffer, kind: MemoryKinds) -> Result<bool> {
+        let RecvState::Open(receiver, _) = &mut self.state else { return Ok(false) };
+        self.buffers.add(receiver.as_mut(), buffer, kind).map(|()| true)
+    }
+
+    fn forget(&mut self, buffer: UserBuffer) {
+        if let RecvState::Open(receiver, _) = &mut self.state {
+            let is_busy = !self.requests.is_empty() || self.flush.is_some();
+            self.buffers.forget(receiver.as_mut(), buffer, is_busy);
+        }
+    }
+
+    fn uses_buffer(&self) -> bool {
+        self.fifo.place_to_fill().is_some()
     }
 }
 
@@ -437,6 +537,7 @@ impl End for RecvLink {
     /// Receives may be in flight, after a failure.
     fn close(&mut self) {
         if let RecvState::Open(receiver, registration) = &mut self.state {
+            self.buffers.end(receiver.as_mut());
             let _ = receiver.deregister(*registration);
         }
         self.state = RecvState::Closed;

@@ -17,6 +17,7 @@ mod events;
 mod fifo;
 mod flags;
 mod helper;
+mod lending;
 mod link;
 mod links;
 mod loss;
@@ -29,6 +30,7 @@ mod speeds;
 mod stage;
 mod task;
 mod teller;
+mod user_buffers;
 
 pub use checksum::LEAD;
 pub use coll::Rail;
@@ -42,6 +44,7 @@ pub use recorder::EventRecorder;
 pub use stage::Stage;
 
 use std::cell::RefCell;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -72,10 +75,12 @@ use arena::{Arena, Piece};
 use checksum::Checksum;
 use coll::{CollLink, CollNet};
 use fifo::Fifo;
+use lending::Offered;
 use link::{RailFigures, RecvLink, SendLink};
 use nic::Nics;
 use speeds::Speeds;
 use task::NetTask;
+use user_buffers::UserBuffers;
 
 /// The time for which a destroy waits for data that are on their way, unless `HAWSER_OP_TIMEOUT` says
 /// otherwise.
@@ -254,6 +259,10 @@ pub struct Net {
     conns: u64,
     connections: Mutex<Connections>,
     stage: Option<Arc<Stage>>,
+    /// The program's registered buffers.
+    buffers: UserBuffers,
+    /// The network has had one of them.
+    has_lent: AtomicBool,
     deadline: Option<Duration>,
     /// The time that a message of bring-up may take.
     init_timeout: Duration,
@@ -266,6 +275,7 @@ struct Connections {
     pieces: FxHashMap<ConnectionKey, Piece>,
     table: Vec<Conn>,
     arena: Arena,
+    offered: Offered,
 }
 
 /// The parts that [`Net::start`] needs besides the plugin.
@@ -307,7 +317,10 @@ impl Net {
         let slot = u64::from(layout.slot_stride[2]);
         let bytes = (fifo::page_bytes(layout), slot * u64::from(layout.depth));
         let arena = Arena::new(device.as_ref(), bytes, in_device)?;
-        let stage = staged.map(|slot| Stage::new(device.as_ref(), (slot, layout.slot_lead), layout.lanes));
+        // The network reaches what kernels of a GPU reach, or all that a CPU does.
+        let asks = settings.local_register && !has_checksums && (in_device || !on_gpu);
+        let stage =
+            staged.map(|slot| Stage::new(device.as_ref(), (slot, layout.slot_lead), layout.lanes, asks));
         let stage = stage.transpose()?;
         let proxy =
             if on_gpu { Proxy::of(&device.caps().id)? } else { Proxy::of(&format!("host {home:?}"))? };
@@ -336,7 +349,8 @@ impl Net {
         proxy.add(task.clone());
         let conns = connections.conns;
         let (keys, pieces) = (FxHashSet::default(), FxHashMap::default());
-        let connections = Connections { keys, pieces, table: connections.table, arena };
+        let offered = Offered::default();
+        let connections = Connections { keys, pieces, table: connections.table, arena, offered };
         Ok(Self {
             name: chosen.name,
             device,
@@ -350,6 +364,8 @@ impl Net {
             conns,
             connections: Mutex::new(connections),
             stage: stage.map(Arc::new),
+            buffers: UserBuffers::default(),
+            has_lent: AtomicBool::new(false),
             deadline: settings.op_timeout,
             init_timeout: settings.init_timeout(),
         })

@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 
 use super::arena::{Arena, Piece};
 use super::end::ConnectionKey;
-use super::fifo::{Fifo, PAGE};
+use super::fifo::{Fifo, PAGE, WordsOf};
 
 /// The slots of one communicator.
 pub struct Stage {
@@ -24,6 +24,7 @@ pub struct Stage {
     lead: u64,
     /// Lanes of FIFOs.
     lanes: u32,
+    asks: bool,
     state: Mutex<State>,
 }
 
@@ -35,13 +36,14 @@ struct State {
 
 impl Stage {
     /// Slots of that many bytes with `lead` bytes in front of each, where FIFOs have so many lanes; the first
-    /// memory is there.
-    pub fn new(device: &dyn Device, (slot_bytes, lead): (u64, u32), lanes: u32) -> Result<Self> {
+    /// memory is there. `asks`: streams ask for what they receive, since it may land in users' buffers.
+    pub fn new(device: &dyn Device, (slot_bytes, lead): (u64, u32), lanes: u32, asks: bool) -> Result<Self> {
         let lead = u64::from(lead);
         let slots = (slot_bytes + lead) * u64::from(DEPTH);
         let arena = Arena::with_pieces(device, (PAGE, slots), false, 2)?;
-        let state = Mutex::new(State { arena, pieces: FxHashMap::default(), ends: Arc::default() });
-        Ok(Self { slot_bytes, lead, lanes, state })
+        let ends = Arc::new(InterNodeEnds::new(asks));
+        let state = Mutex::new(State { arena, pieces: FxHashMap::default(), ends });
+        Ok(Self { slot_bytes, lead, lanes, asks, state })
     }
 
     /// The key of the link of a slot.
@@ -69,7 +71,23 @@ impl Stage {
                 piece
             }
         };
-        Ok(Fifo::of_words(piece, slot, (self.slot_bytes, self.lead), key.send))
+        let of = match (key.send, self.asks) {
+            (true, _) => WordsOf::Sender,
+            (false, false) => WordsOf::Receiver,
+            (false, true) => WordsOf::AskingReceiver,
+        };
+        Ok(Fifo::of_words(piece, slot, (self.slot_bytes, self.lead), of))
+    }
+
+    /// The keys of the links between this rank and a peer in one direction.
+    pub fn keys(&self, peer: u32, send: bool) -> impl Iterator<Item = ConnectionKey> {
+        let lanes = self.lanes;
+        (0..DEPTH).map(move |slot| Self::key(lanes, peer, send, slot))
+    }
+
+    /// True if what goes between hosts may lie in users' buffers.
+    pub fn asks(&self) -> bool {
+        self.asks
     }
 
     /// The directions that have slots.
@@ -111,7 +129,7 @@ mod tests {
 
     fn directions_share_a_piece(lead: u32) {
         let device = HostDevice::beside().unwrap();
-        let stage = Stage::new(&device, (8192, lead), 24).unwrap();
+        let stage = Stage::new(&device, (8192, lead), 24, false).unwrap();
         // SAFETY: words of pages that live as long as the stage.
         let word = |addr: u64| unsafe { &*(addr as *const AtomicU32) }.load(Ordering::Acquire);
         assert_eq!(stage.slot_of(ConnectionKey { lane: 23, peer: 1, send: true }), None);
