@@ -121,11 +121,32 @@ struct End {
     pipe: Arc<Mutex<Pipe>>,
     side: usize,
     dice: u64,
+    /// The memory that is registered here.
+    regions: Vec<Option<Region>>,
 }
 
 impl End {
     fn lock(&self) -> MutexGuard<'_, Pipe> {
         self.pipe.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn register(&mut self, region: &Region) -> Registration {
+        self.regions.push(Some(*region));
+        Registration(self.regions.len() as u64 - 1)
+    }
+
+    fn deregister(&mut self, registration: Registration) {
+        let region = self.regions.get_mut(registration.0 as usize).and_then(Option::take);
+        assert!(region.is_some(), "what is deregistered was registered");
+    }
+
+    fn check(&self, segment: &Segment) {
+        let region = self.regions.get(segment.registration.0 as usize).copied().flatten();
+        let holds = |region: Region| {
+            let end = region.addr + region.bytes as u64;
+            region.addr <= segment.addr && segment.addr + segment.bytes as u64 <= end
+        };
+        assert!(region.is_some_and(holds), "a segment outside its registration: {segment:?} {region:?}");
     }
 
     /// True once in four.
@@ -137,6 +158,7 @@ impl End {
     }
 
     fn post(&mut self, segment: &Segment) -> Result<Option<Request>> {
+        self.check(segment);
         if self.side == 0 && is_turn(&LEFT) {
             let timed_out = std::io::Error::from_raw_os_error(110);
             return Err(Error::system("sending through the test net", timed_out));
@@ -170,7 +192,11 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        self.lock().closed[self.side] = true;
+        let mut pipe = self.lock();
+        pipe.closed[self.side] = true;
+        // Its memory is not touched any more.
+        let own = if self.side == 0 { &mut pipe.sends } else { &mut pipe.receives };
+        own.clear();
     }
 }
 
@@ -232,7 +258,7 @@ struct Waiting {
 
 impl Connector for Waiting {
     fn poll(&mut self) -> Result<Option<Box<dyn Sender>>> {
-        let mut end = End { pipe: self.pipe.clone(), side: 0, dice: self.dice };
+        let mut end = End { pipe: self.pipe.clone(), side: 0, dice: self.dice, regions: Vec::new() };
         end.lock().called = true;
         let not_now = end.not_now();
         self.dice = end.dice;
@@ -252,22 +278,22 @@ impl Listener for Waiting {
             return Err(Error::internal("accept before the peer's connect: some plugins wait here"));
         }
         pipe.accepted = pipe.connected;
-        let end = || End { pipe: self.pipe.clone(), side: 1, dice: self.dice };
+        let end = || End { pipe: self.pipe.clone(), side: 1, dice: self.dice, regions: Vec::new() };
         Ok(pipe.connected.then(|| Box::new(end()) as Box<dyn Receiver>))
     }
 }
 
 impl Sender for End {
     unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
-        Ok(Registration(region.addr))
+        Ok(End::register(self, region))
     }
 
-    fn deregister(&mut self, _registration: Registration) -> Result<()> {
+    fn deregister(&mut self, registration: Registration) -> Result<()> {
+        End::deregister(self, registration);
         Ok(())
     }
 
     unsafe fn isend(&mut self, segment: &Segment) -> Result<Option<Request>> {
-        assert!(segment.registration.0 <= segment.addr, "a segment outside its registration");
         if !self.lock().accepted {
             return Err(Error::internal("isend before the peer has accepted: some plugins wait here"));
         }
@@ -281,10 +307,11 @@ impl Sender for End {
 
 impl Receiver for End {
     unsafe fn register(&mut self, region: &Region) -> Result<Registration> {
-        Ok(Registration(region.addr))
+        Ok(End::register(self, region))
     }
 
-    fn deregister(&mut self, _registration: Registration) -> Result<()> {
+    fn deregister(&mut self, registration: Registration) -> Result<()> {
+        End::deregister(self, registration);
         let is_early = !self.lock().receives.is_empty();
         CLOSED_EARLY.fetch_add(is_early.into(), Ordering::Relaxed);
         Ok(())

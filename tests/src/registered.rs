@@ -1,6 +1,7 @@
 //! Calls whose buffers are registered, which networks may read and write without staging.
 
 use std::sync::{Barrier, OnceLock};
+use std::time::Duration;
 
 use hawser_base::figures;
 use hawser_plan::{Collective, DataType, ReduceOp};
@@ -47,6 +48,8 @@ fn run(comm: &Comm, case: Case, in_place: bool) -> Result<()> {
     let _input = Registered::new(comm, &buffers.input)?;
     let _output = Registered::new(comm, &buffers.output)?;
     comm.collective(call(&case, rank, buffers.addresses(&case, rank)), Stream(0))?;
+    let is_kept = in_place || buffers.input.bytes() == RankBuffers::new(&case, rank, false, 1).input.bytes();
+    wrong((!is_kept).then(|| format!("{case:?}: rank {rank}: the input has changed")))?;
     wrong(buffers.fault(&case, rank))
 }
 
@@ -116,4 +119,45 @@ pub fn count(comm: &Comm) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Rank 0 waits for a message of rank 1 that comes too late: its call fails at the deadline, or is `aborted`,
+/// and from then on nothing is written to its buffer, though the message is sent. Writes "kept".
+///
+/// # Errors
+/// The library's; `Internal` if the call does not fail or the buffer was written.
+pub fn given_up(comm: &Comm, aborted: bool) -> Result<()> {
+    let mut buffer = Buffer::new(1 << 20, 0);
+    let (addr, bytes) = (buffer.addr(), buffer.bytes().len() as u64);
+    comm.register_buffer(addr, bytes)?;
+    let message = || match comm.rank() {
+        0 => comm.recv(addr, bytes, 1, Stream(0)),
+        _ => comm.send(addr, bytes, 0, Stream(0)),
+    };
+    // The connection is there from now on.
+    message()?;
+    if comm.rank() > 0 {
+        std::thread::sleep(Duration::from_millis(2500));
+        // It fails, or is too early to know.
+        let _ = message();
+        std::thread::sleep(Duration::from_secs(1));
+        return Ok(());
+    }
+    let other = comm.clone();
+    let abort = aborted.then(|| {
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_secs(1));
+            other.abort()
+        })
+    });
+    let outcome = message();
+    abort.map_or(Ok(()), |thread| thread.join().unwrap_or_else(|_| Err(Error::internal("a panic"))))?;
+    let before = moved();
+    buffer.bytes_mut().fill(0x77);
+    std::thread::sleep(Duration::from_millis(2500));
+    if outcome.is_ok() || buffer.bytes().iter().any(|byte| *byte != 0x77) {
+        return Err(Error::internal(format!("{outcome:?}, and the buffer was written afterwards")));
+    }
+    println!("kept {}", before.1);
+    outcome
 }

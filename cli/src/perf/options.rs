@@ -103,6 +103,12 @@ pub struct Options {
     /// Elements by which buffers are misaligned
     #[arg(short = 'u', long = "unalign", default_value_t = 0)]
     pub unalign: u64,
+    /// 1 = register buffers (ncclCommRegister)
+    #[arg(
+        short = 'R', long = "local_register", default_value_t = 0,
+        value_parser = clap::value_parser!(u32).range(0..=1)
+    )]
+    pub register: u32,
     /// Let the ranks count as ranks of this many hosts, in equal parts: what passes between them goes over a
     /// net plugin
     #[arg(long, value_parser = crate::ranks::ranks(1))]
@@ -129,7 +135,7 @@ pub struct Options {
     /// Measure nothing, and predict the times on this cluster: a file (docs/simulate.md), or a sentence such
     /// as "64 hosts of hgx-h200, rail-optimised, 2:1"
     #[arg(long, value_name = "CLUSTER", conflicts_with_all = ["threads", "gpus", "processes", "hosts",
-          "names", "library", "stages", "graph", "aggregated", "point_ms", "unalign", "cycles"])]
+          "names", "library", "stages", "graph", "aggregated", "point_ms", "unalign", "cycles", "register"])]
     pub simulate: Option<String>,
     /// Seed of what is drawn in a simulation
     #[arg(long, default_value_t = 0, requires = "simulate")]

@@ -120,6 +120,15 @@ impl Rank {
         Ok(Self { comm, rank, device, stream, buffers, room: bytes, unalign })
     }
 
+    /// Registers both buffers with the communicator.
+    ///
+    /// # Errors
+    /// The library reports a failure.
+    pub fn register(&self) -> Result<()> {
+        let Buffers { send, recv } = &*self.buffers;
+        [send, recv].into_iter().try_for_each(|memory| self.comm.register(memory.addr, memory.bytes))
+    }
+
     /// Another communicator of the same rank, with the same buffers and a stream of its own.
     ///
     /// # Errors

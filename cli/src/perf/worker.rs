@@ -86,7 +86,10 @@ impl Worker<'_> {
                     Rank::new(comm, rank, Arc::clone(&devices[index]), bytes, unalign)
                 }
             };
-            let ranks = comms.into_iter().enumerate().map(make).collect::<Result<_>>()?;
+            let ranks = comms.into_iter().enumerate().map(make).collect::<Result<Vec<Rank>>>()?;
+            if self.options.register > 0 {
+                ranks.iter().try_for_each(Rank::register)?;
+            }
             tables.push(ranks);
         }
         if let Some(reporter) = reporter {

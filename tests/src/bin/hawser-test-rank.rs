@@ -16,6 +16,7 @@
 //! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `vectors`
 //! (parts of different lengths), `puts` (one-sided transfers), `put-loop` (the same until one fails),
 //! `registered` (calls whose buffers are registered), `unstaged` (the bytes of such calls that went unstaged),
+//! `given-up` and `given-up-aborted` (a message that comes too late for such a call),
 //! `mixed` (groups of collectives and messages), `gathers` (all-gathers until one fails), `decision`
 //! (writes which rule decided last), `again` (all-reduces until one fails), `follow` (the same; writes
 //! "changed" after some changes of rules), `changes` (`follow` beside a thread that changes rules),
@@ -169,6 +170,8 @@ fn carry_out(comm: &Comm, step: &str) -> Result<()> {
         "puts" => puts::run_all(comm),
         "registered" => registered::run_all(comm),
         "unstaged" => registered::count(comm),
+        "given-up" => registered::given_up(comm, false),
+        "given-up-aborted" => registered::given_up(comm, true),
         "put-loop" => puts::looped(comm),
         "mixed" => (0..3).try_for_each(|_| mixed::run(comm)),
         "gathers" => loop {

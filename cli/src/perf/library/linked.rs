@@ -65,6 +65,10 @@ impl Communicator for Rank {
         Ok(self.0.recv(addr, bytes, peer, stream)?)
     }
 
+    fn register(&self, addr: u64, bytes: u64) -> Result<()> {
+        Ok(self.0.register_buffer(addr, bytes)?)
+    }
+
     fn ctas(&self) -> Option<u32> {
         let last = self.0.last_decision().ok()??;
         let reduces = ["all_reduce", "reduce_scatter", "reduce"].contains(&&*last.collective);

@@ -166,6 +166,15 @@ impl Communicator for Rank {
         Ok(Some(memory))
     }
 
+    fn register(&self, addr: u64, bytes: u64) -> Result<()> {
+        let missing = || anyhow!("-R 1 needs ncclCommRegister, which the library does not have");
+        let register = self.api.register.ok_or_else(missing)?;
+        let mut handle = ptr::null_mut();
+        // SAFETY: a live communicator; memory of that length, which outlives it; valid for a handle.
+        let status = unsafe { register(self.comm()?, pointer(addr), bytes as usize, &mut handle) };
+        self.check(status, "ncclCommRegister")
+    }
+
     fn healthy(&self) -> Result<()> {
         if self.stopped.load(Ordering::Relaxed) {
             bail!("rank {}: stopped, because something else failed", self.rank);

@@ -146,6 +146,12 @@ pub trait Communicator {
         Ok(None)
     }
 
+    /// Registers a buffer, which lives until the communicator is gone.
+    ///
+    /// # Errors
+    /// The library cannot, or reports a failure.
+    fn register(&self, addr: u64, bytes: u64) -> Result<()>;
+
     /// CTAs of the operation that was put on a stream last, if the library tells.
     fn ctas(&self) -> Option<u32> {
         None
