@@ -14,8 +14,8 @@ use hawser_plugin::profiler::{
 use hawser_plugin::{BuiltIn, Component, Result, inventory};
 use hawser_runtime::Config;
 use hawser_runtime::progress::reader;
-use hawser_tests::puts;
 use hawser_tests::world::{on_host, on_hosts, plain, run};
+use hawser_tests::{puts, registered};
 
 inventory::submit! {
     BuiltIn { name: "soft ib", priority: 1, make: || Component::Net(Arc::new(net())) }
@@ -98,12 +98,9 @@ fn puts_are_right() {
     });
 }
 
-#[test]
-fn collectives_are_right_while_ports_go_and_come() {
-    if !on_host() {
-        return;
-    }
-    let (over, stopped) = (AtomicBool::new(false), hawser_net_ib::stats().stopped);
+/// Ports take turns in going down while `work` runs.
+fn while_ports_go_and_come(work: impl FnOnce()) {
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut device = 0;
@@ -115,6 +112,34 @@ fn collectives_are_right_while_ports_go_and_come() {
                 device = (device + 1) % DEVICES;
             }
         });
+        work();
+        over.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Registered buffers go from user memory to user memory, past slots.
+#[test]
+fn registered_buffers_are_right_while_ports_go_and_come() {
+    if !on_host() {
+        return;
+    }
+    let config = Config { sm_free: true, ..Config::default() };
+    let before = registered::moved().1;
+    while_ports_go_and_come(|| {
+        on_hosts("abb", &config, |comm| {
+            (0..2).try_for_each(|_| registered::run_all(comm)).unwrap();
+        });
+    });
+    assert!(registered::moved().1 > before + (20 << 20), "{} bytes unstaged", registered::moved().1 - before);
+}
+
+#[test]
+fn collectives_are_right_while_ports_go_and_come() {
+    if !on_host() {
+        return;
+    }
+    let stopped = hawser_net_ib::stats().stopped;
+    while_ports_go_and_come(|| {
         on_hosts("aabb", &Config::default(), |comm| {
             for round in 0..15 {
                 for collective in [Collective::AllReduce, Collective::AllGather, Collective::AllToAll] {
@@ -122,7 +147,6 @@ fn collectives_are_right_while_ports_go_and_come() {
                 }
             }
         });
-        over.store(true, Ordering::Relaxed);
     });
     let after = hawser_net_ib::stats();
     assert!(after.chunks > 0, "another net was chosen");
