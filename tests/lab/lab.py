@@ -123,6 +123,9 @@ def parse():
     )
     parser.add_argument("--faults", type=int, default=12, help="collectives: so many")
     parser.add_argument(
+        "--registered", action="store_true", help="collectives: registered buffers, moved by copy engines"
+    )
+    parser.add_argument(
         "--plugin", default="target/debug/libnccl_net_hawser_ib.so", help="harness: the library"
     )
     parser.add_argument("--hawser", default="target/debug/hawser", help="doctor: the program")

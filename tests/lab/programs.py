@@ -33,15 +33,17 @@ def tell(lab, mark, wrong):
 
 def collectives(lab, options):
     """Two ranks on each of two hosts go through all-reduce, all-gather, all-to-all and reduce-scatter, each
-    result checked, while rails fail; after each fault a whole round must succeed."""
+    result checked, while rails fail; after each fault a whole round must succeed. Moves go by copy engines from
+    and to registered buffers if that is wanted."""
+    rounds, more = ("registered-rounds", "NCCL_PASS_SM=1 ") if options.registered else ("rounds", "")
     dice, mark = random.Random(options.seed), lab.mark()
     settings = (
-        f"HAWSER_DEVICE=host NCCL_NET=IB NCCL_COMM_ID={PLACE} NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET "
+        f"{more}HAWSER_DEVICE=host NCCL_NET=IB NCCL_COMM_ID={PLACE} NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET "
         "HAWSER_IB_FLAPS=1000000 HAWSER_IB_DEADLINE=30"
     )
     for rank in range(4):
         guest = lab.guests[rank // 2]
-        steps = f"rank env 4 {rank} all_reduce mark rounds finalize destroy"
+        steps = f"rank env 4 {rank} all_reduce mark {rounds} finalize destroy"
         guest.run(f"start r{rank} env {settings} NCCL_HOSTID=g{guest.number} {options.rank} {steps}")
     if not lab.wait("LAB r0 mark", 240, mark, (1,)):
         return tell(lab, mark, ["the ranks did not meet"])
@@ -64,6 +66,9 @@ def collectives(lab, options):
         guest = rank // 2 + 1
         if not lab.wait(f"LAB r{rank} exit 0", 120, mark, (guest,)):
             wrong.append(f"rank {rank}: {ended(lab, mark, f'r{rank}', (guest,))[0]}")
+        lines = lab.guests[guest - 1].lines(mark[guest - 1])
+        if options.registered and not any(re.match(rf"LAB r{rank} unstaged [1-9]\d{{6}}", line) for line in lines):
+            wrong.append(f"rank {rank}: registered buffers were staged")
     stops = sum(
         "is stopped: " in line and "other end is closed" not in line
         for guest, start in zip(lab.guests, mark)

@@ -42,7 +42,10 @@ impl Drop for Registered<'_> {
 }
 
 /// Runs a call whose buffers are registered for it alone.
-fn run(comm: &Comm, case: Case, in_place: bool) -> Result<()> {
+///
+/// # Errors
+/// The library's; `Internal` with the difference when a result is wrong.
+pub fn run(comm: &Comm, case: Case, in_place: bool) -> Result<()> {
     let rank = comm.rank();
     let buffers = RankBuffers::new(&case, rank, in_place, 1);
     let _input = Registered::new(comm, &buffers.input)?;

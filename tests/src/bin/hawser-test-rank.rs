@@ -21,7 +21,7 @@
 //! (writes which rule decided last), `again` (all-reduces until one fails), `follow` (the same; writes
 //! "changed" after some changes of rules), `changes` (`follow` beside a thread that changes rules),
 //! `switches` (writes the changes that this rank took), `rounds` (until rank 0 reads the line `stop`;
-//! other lines it writes back after one more round), `abort-on-stdin` (a thread aborts when a line
+//! other lines it writes back after one more round), `registered-rounds` (the same with registered buffers), `abort-on-stdin` (a thread aborts when a line
 //! comes), `mark` (writes "mark"), `loop=COLLECTIVE` (calls of random lengths until one fails), `ring`
 //! (messages to the next rank until one fails), `splits`, `shrinks` and `grows` (new communicators, each
 //! with an all-reduce, until one fails), `take-in=COUNT` (grows by ranks of other processes, for which rank 0
@@ -202,7 +202,12 @@ fn live(comm: &Comm, step: &str) -> Result<()> {
             println!("decision: {:?}", comm.last_decision()?.and_then(|last| last.rule));
             Ok(())
         }
-        "rounds" => rounds(comm),
+        "rounds" => rounds(comm, |case| world::run(comm, case, false, 1)),
+        "registered-rounds" => {
+            rounds(comm, |case| registered::run(comm, case, false))?;
+            println!("unstaged {}", registered::moved().1);
+            Ok(())
+        }
         "break" => {
             hawser_tests::net::break_after(40);
             Ok(())
@@ -301,7 +306,7 @@ fn small(comm: &Comm) -> Result<()> {
 
 /// Collectives until rank 0 is told to stop. A line is answered when all ranks have begun and ended a round
 /// after it.
-fn rounds(comm: &Comm) -> Result<()> {
+fn rounds(comm: &Comm, run: impl Fn(Case) -> Result<()>) -> Result<()> {
     let (tell, lines) = channel();
     if comm.rank() == 0 {
         std::thread::spawn(move || {
@@ -313,7 +318,7 @@ fn rounds(comm: &Comm) -> Result<()> {
         for collective in
             [Collective::AllReduce, Collective::AllGather, Collective::AllToAll, Collective::ReduceScatter]
         {
-            world::run(comm, world::plain(collective, comm.ranks(), 30_011), false, 1)?;
+            run(world::plain(collective, comm.ranks(), 30_011))?;
         }
         let (end, answers): (Vec<String>, _) = told.into_iter().partition(|line| line == "stop");
         answers.iter().for_each(|line| println!("{line}"));
