@@ -1,5 +1,5 @@
 /* A net plugin for tests: connections are queues in this process, and knobs make it misbehave in every way that plugins
- * in the field do. Compiled once per version with -DVERSION; with -DGPU_MEMORY it copies memory of GPU 0 too. */
+ * in the field do. Compiled once per version with -DVERSION. */
 #include "net_abi.h"
 
 #include <pthread.h>
@@ -441,41 +441,6 @@ static void pop(struct queue *queue) {
   memmove(queue->at, queue->at + 1, (size_t)queue->count * sizeof queue->at[0]);
 }
 
-#ifdef GPU_MEMORY
-#include <dlfcn.h>
-#include <stdio.h>
-
-static void *driver;
-
-/* Calls a function of CUDA's driver, which is declared nowhere here. */
-#define DRIVER(name, ...) (((int (*)())dlsym(driver, name))(__VA_ARGS__))
-
-static void expect(int result, const char *what) {
-  if (result) {
-    fprintf(stderr, "net_plugin.c: %s: error %d of CUDA\n", what, result);
-    abort();
-  }
-}
-
-/* Copies whatever kinds of memory these are, on a stream that waits for no other one. */
-static void move(void *to, const void *from, size_t bytes) {
-  static void *stream;
-  void *context = NULL;
-  if (!driver) driver = dlopen("libcuda.so.1", RTLD_NOW);
-  if (!driver) expect(-1, dlerror());
-  expect(DRIVER("cuCtxGetCurrent", &context), "cuCtxGetCurrent");
-  if (!context) {
-    expect(DRIVER("cuDevicePrimaryCtxRetain", &context, 0), "cuDevicePrimaryCtxRetain");
-    expect(DRIVER("cuCtxSetCurrent", context), "cuCtxSetCurrent");
-  }
-  if (!stream) expect(DRIVER("cuStreamCreate", &stream, 1), "cuStreamCreate");
-  expect(DRIVER("cuMemcpyAsync", to, from, bytes, stream), "cuMemcpyAsync");
-  expect(DRIVER("cuStreamSynchronize", stream), "cuStreamSynchronize");
-}
-#else
-#define move memcpy
-#endif
-
 /* Gives the oldest send to the first buffer with its tag in the oldest receive, while there are both. */
 static void match(struct pipe *pipe) {
   while (pipe->sends.count && pipe->recvs.count) {
@@ -491,7 +456,7 @@ static void match(struct pipe *pipe) {
       pop(&pipe->recvs);
       continue;
     }
-    move(recv->data[i], send->data[0], send->bytes[0]);
+    memcpy(recv->data[i], send->data[0], send->bytes[0]);
     recv->has[i] = 1;
     recv->bytes[i] = send->bytes[0];
     if (++recv->filled == recv->count) {
