@@ -53,9 +53,20 @@ static void expect(int result, const char *what) {
   }
 }
 
-/* Copies whatever kinds of memory these are, on a stream that waits for no other one. */
+/* True for memory of a GPU. */
+static int is_of_gpu(const void *data) {
+  unsigned kind = 0;
+  return DRIVER("cuPointerGetAttribute", &kind, 2 /* memory type */, data) == 0 && kind == 2 /* device */;
+}
+
+/* Copies between any kinds of memory, that of a GPU on a stream that waits for no other one. The driver would copy from
+ * host to host behind such copies of the program's streams. */
 static void copy(void *to, const void *from, size_t bytes) {
   static void *stream, *current;
+  if (!is_of_gpu(to) && !is_of_gpu(from)) {
+    memcpy(to, from, bytes);
+    return;
+  }
   if (!current) {
     expect(DRIVER("cuInit", 0), "cuInit");
     expect(DRIVER("cuDevicePrimaryCtxRetain", &current, 0), "cuDevicePrimaryCtxRetain");
