@@ -1,6 +1,7 @@
 //! Memory, registered buffers and windows.
 //!
-//! Registered buffers are what the network reads and writes without staging (`Comm::register_buffer`). Windows are made by all ranks together. Where their memory allows it, their handle is the
+//! Registered buffers are what the network reads and writes without staging (`Comm::register_buffer`).
+//! Windows are made by all ranks together. Where their memory allows it, their handle is the
 //! address of the struct that kernels follow (`hawser_runtime::lsa`); all other handles are numbers that
 //! only the host understands. Symmetric windows are also what collectives use without staging, and what
 //! rules with `registered` ask for.

@@ -162,8 +162,7 @@ proptest! {
     }
 }
 
-/// Where the network reaches all buffers no byte goes through a slot, at neither end, but for a tile that is
-/// longer than what is left of the buffer.
+/// No byte goes through a slot, at neither end, where the network reaches all buffers.
 #[test]
 fn what_the_network_reaches_needs_no_slots() {
     let bytes = 10 * 4096;

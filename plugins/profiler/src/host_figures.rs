@@ -11,7 +11,10 @@ use prometheus::{CounterVec, GaugeVec, Opts, Registry};
 const HELP: [(&str, &str); 10] = [
     ("rail_sent_bytes_total", "Bytes that were handed to a rail of the network."),
     ("rail_received_bytes_total", "Bytes that came through a rail of the network."),
-    ("rail_unstaged_bytes_total", "Bytes, sent and received, that went from or to registered buffers themselves."),
+    (
+        "rail_unstaged_bytes_total",
+        "Bytes, sent and received, that went from or to registered buffers themselves.",
+    ),
     ("rail_sends_open", "Sends that a rail has in hand and has not finished."),
     ("rail_losses_total", "The number of times that a rail, or a connection on it, was lost."),
     ("rail_resent_chunks_total", "Pieces that were sent again since their rail was lost."),

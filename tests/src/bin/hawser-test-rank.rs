@@ -15,13 +15,14 @@
 //!
 //! Steps: `all_reduce`, `matrix` (all collectives), `small` (the same with fewer cases), `vectors`
 //! (parts of different lengths), `puts` (one-sided transfers), `put-loop` (the same until one fails),
-//! `registered` (calls whose buffers are registered), `unstaged` (the bytes of such calls that went unstaged),
+//! `registered` (calls whose buffers are registered), `unstaged` (their bytes that went unstaged),
 //! `given-up` and `given-up-aborted` (a message that comes too late for such a call),
 //! `mixed` (groups of collectives and messages), `gathers` (all-gathers until one fails), `decision`
 //! (writes which rule decided last), `again` (all-reduces until one fails), `follow` (the same; writes
 //! "changed" after some changes of rules), `changes` (`follow` beside a thread that changes rules),
 //! `switches` (writes the changes that this rank took), `rounds` (until rank 0 reads the line `stop`;
-//! other lines it writes back after one more round), `registered-rounds` (the same with registered buffers), `abort-on-stdin` (a thread aborts when a line
+//! other lines it writes back after one more round), `registered-rounds` (with registered buffers),
+//! `abort-on-stdin` (a thread aborts when a line
 //! comes), `mark` (writes "mark"), `loop=COLLECTIVE` (calls of random lengths until one fails), `ring`
 //! (messages to the next rank until one fails), `splits`, `shrinks` and `grows` (new communicators, each
 //! with an all-reduce, until one fails), `take-in=COUNT` (grows by ranks of other processes, for which rank 0

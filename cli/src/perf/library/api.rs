@@ -173,7 +173,8 @@ table! {
         /// `ncclMemFree`, since NCCL 2.19
         mem_free: unsafe extern "C" fn(*mut c_void) -> Status = "ncclMemFree",
         /// `ncclCommRegister`, since NCCL 2.19
-        register: unsafe extern "C" fn(Comm, *mut c_void, usize, *mut *mut c_void) -> Status = "ncclCommRegister",
+        register: unsafe extern "C" fn(Comm, *mut c_void, usize,
+        *mut *mut c_void) -> Status = "ncclCommRegister",
         /// `ncclCommWindowRegister`, since NCCL 2.27
         window_register: unsafe extern "C" fn(Comm, *mut c_void, usize, *mut *mut c_void,
         c_int) -> Status = "ncclCommWindowRegister",

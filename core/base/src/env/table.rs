@@ -311,7 +311,8 @@ settings! {
         graph_register: bool = "NCCL_GRAPH_REGISTER", SWITCH_ON, default "1", page "zero-copy.md#graphs";
         /// 0: the network never reads or writes buffers of `ncclCommRegister` and windows itself; what copy
         /// engines move between hosts is staged.
-        local_register: bool = "NCCL_LOCAL_REGISTER", SWITCH_ON, default "1", page "zero-copy.md#between-hosts";
+        local_register: bool = "NCCL_LOCAL_REGISTER", SWITCH_ON, default "1",
+            page "zero-copy.md#between-hosts";
         /// 1: ranks of a host share no host memory; without peer access they talk over the net.
         shm_disable: bool = "NCCL_SHM_DISABLE", FLAG, default "0";
         /// Bytes of a FIFO of the Simple protocol, per lane and peer.

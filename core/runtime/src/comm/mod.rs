@@ -272,8 +272,8 @@ impl Comm {
         }
     }
 
-    /// The program registers a buffer of this rank, which stays until it takes that back: the network may read
-    /// and write it itself.
+    /// The program registers a buffer of this rank, which stays until it takes that back: the network may
+    /// read and write it itself.
     ///
     /// # Errors
     /// The communicator is not up.

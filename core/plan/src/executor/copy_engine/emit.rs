@@ -36,7 +36,7 @@ pub struct Emitter<'a> {
     pub(super) plan: &'a LaunchPlan,
     pub(super) steps: &'a [Step],
     bases: &'a Bases,
-    /// What goes between hosts.
+    /// The slots between hosts.
     pub(super) far: Far,
     /// The tiles that are left.
     pub(super) rounds: Rounds,

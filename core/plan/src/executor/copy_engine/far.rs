@@ -1,4 +1,4 @@
-//! What a launch moves between hosts: through slots, or straight from and to users' buffers
+//! The data that a launch moves between hosts, through slots or straight from and to users' buffers
 //! ([`super::inter_node`]).
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ pub(super) struct Far {
     counters: Counters,
     /// Transfers that need no slots, by place, peer and whether this rank sends.
     straight: FxHashSet<(At, u32, bool)>,
-    /// What comes from each peer; None before the first round.
+    /// The messages that come from each peer; None before the first round.
     asked: Option<FxHashMap<u32, Asked>>,
     /// Slots whose messages are taken from a user's buffer, by peer and slot: the stream, and the word that
     /// says that it is over.
@@ -44,11 +44,11 @@ struct Asked {
 pub(super) struct Coming {
     /// The word that says that it is there.
     pub(super) full: u64,
-    /// Where it is then.
+    /// The address of its data then.
     pub(super) at: u64,
     /// True if that is in the user's buffer.
     pub(super) has_landed: bool,
-    /// What to tell when it has been read.
+    /// The words to be told when it has been read.
     pub(super) after: Vec<What>,
 }
 

@@ -65,8 +65,8 @@ impl End {
         self.ready(slot) + TOLD
     }
 
-    /// What the stream tells, so that a slot's message comes from a user's buffer, or goes there, without the
-    /// slot: `addr` and bytes of the tile.
+    /// The words by which the stream tells that a slot's message comes from a user's buffer, or goes there,
+    /// without the slot: `addr` and bytes of the tile.
     pub fn straight(&self, slot: u32, addr: u64, bytes: u64) -> [What; 3] {
         let told = self.told(slot);
         [
@@ -76,8 +76,8 @@ impl End {
         ]
     }
 
-    /// What the stream tells to ask for the next message of a slot: to the slot, or to a `place` of so many
-    /// bytes in a user's buffer.
+    /// The words by which the stream asks for the next message of a slot: to the slot, or to a `place` of so
+    /// many bytes in a user's buffer.
     pub fn ask(&self, slot: u32, place: Option<(u64, u64)>) -> Vec<What> {
         match place {
             Some((addr, bytes)) => self.straight(slot, addr, bytes).to_vec(),

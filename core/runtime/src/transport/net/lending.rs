@@ -1,6 +1,6 @@
 //! Users' buffers that the network reads and writes without slots: who may be lent, and when they come back.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use hawser_base::error::{Error, Result};
 use hawser_base::lock::lock;
@@ -14,7 +14,7 @@ use super::end::{ConnectionKey, End};
 use super::link::Lends;
 use super::links::Links;
 use super::task::NetTask;
-use super::user_buffers::UserBuffer;
+use super::user_buffers::{UserBuffer, UserBuffers};
 
 /// Least bytes of a transfer that goes without slots: a smaller one is copied in the time that an end would
 /// wait for the other.
@@ -23,16 +23,25 @@ const LEAST: u64 = 64 << 10;
 /// The buffers that were offered to connections, by their numbers: whether the plugin took them.
 pub type Offered = FxHashMap<(ConnectionKey, u64), bool>;
 
+/// The buffers that a communicator may lend the network.
+#[derive(Default)]
+pub struct Lending {
+    /// The program's registered buffers.
+    buffers: UserBuffers,
+    /// The network has had one of them.
+    has_lent: AtomicBool,
+}
+
 impl Net {
     /// The program has registered a buffer, which the network may use from now on.
     pub fn register_buffer(&self, addr: u64, bytes: u64) {
-        self.buffers.add(addr, bytes);
+        self.lending.buffers.add(addr, bytes);
     }
 
     /// The program takes a registration back. Requests in flight end first; operations that come to the
     /// buffer later fail.
     pub fn deregister_buffer(&self, addr: u64, bytes: u64) {
-        let Some(buffer) = self.buffers.remove(addr, bytes) else { return };
+        let Some(buffer) = self.lending.buffers.remove(addr, bytes) else { return };
         if let Ok(mut connections) = lock(&self.connections) {
             connections.offered.retain(|(_, number), _| *number != buffer.number);
         }
@@ -48,7 +57,7 @@ impl Net {
         let Some(stage) = self.stage.as_ref().filter(|stage| stage.asks() && leg.bytes >= LEAST) else {
             return Ok(false);
         };
-        let Some(buffer) = self.buffers.find(leg.addr, leg.bytes) else { return Ok(false) };
+        let Some(buffer) = self.lending.buffers.find(leg.addr, leg.bytes) else { return Ok(false) };
         let mut connections = lock(&self.connections)?;
         let kind = if self.device.kernels().is_some() { MemoryKinds::CUDA } else { MemoryKinds::HOST };
         for key in stage.keys(leg.peer, leg.send) {
@@ -71,7 +80,7 @@ impl Net {
                 return Ok(false);
             }
         }
-        self.has_lent.store(true, Ordering::Release);
+        self.lending.has_lent.store(true, Ordering::Release);
         Ok(true)
     }
 
@@ -79,7 +88,7 @@ impl Net {
     /// have one in hand end.
     pub fn give_up_buffers(&self) {
         // A sweep that is stuck in the plugin holds nobody up who has lent nothing.
-        if self.has_lent.load(Ordering::Acquire) {
+        if self.lending.has_lent.load(Ordering::Acquire) {
             self.task.give_up_buffers();
         }
     }
@@ -88,11 +97,8 @@ impl Net {
         log::info(Subsys::Reg, || {
             let (name, rank) = (&self.name, self.task.rank());
             let UserBuffer { addr, bytes, .. } = buffer;
-            format!(
-                "net {name}: rank {rank}: the {bytes} bytes at {addr:#x} are staged on their way from or to rank \
-                 {peer}: {}",
-                error.text
-            )
+            let which = format!("{bytes} bytes at {addr:#x}");
+            format!("net {name}: rank {rank}: {which} are staged between hosts, rank {peer}: {}", error.text)
         });
     }
 }

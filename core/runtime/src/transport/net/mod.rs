@@ -44,7 +44,6 @@ pub use recorder::EventRecorder;
 pub use stage::Stage;
 
 use std::cell::RefCell;
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -75,12 +74,11 @@ use arena::{Arena, Piece};
 use checksum::Checksum;
 use coll::{CollLink, CollNet};
 use fifo::Fifo;
-use lending::Offered;
+use lending::{Lending, Offered};
 use link::{RailFigures, RecvLink, SendLink};
 use nic::Nics;
 use speeds::Speeds;
 use task::NetTask;
-use user_buffers::UserBuffers;
 
 /// The time for which a destroy waits for data that are on their way, unless `HAWSER_OP_TIMEOUT` says
 /// otherwise.
@@ -259,10 +257,7 @@ pub struct Net {
     conns: u64,
     connections: Mutex<Connections>,
     stage: Option<Arc<Stage>>,
-    /// The program's registered buffers.
-    buffers: UserBuffers,
-    /// The network has had one of them.
-    has_lent: AtomicBool,
+    lending: Lending,
     deadline: Option<Duration>,
     /// The time that a message of bring-up may take.
     init_timeout: Duration,
@@ -364,8 +359,7 @@ impl Net {
             conns,
             connections: Mutex::new(connections),
             stage: stage.map(Arc::new),
-            buffers: UserBuffers::default(),
-            has_lent: AtomicBool::new(false),
+            lending: Lending::default(),
             deadline: settings.op_timeout,
             init_timeout: settings.init_timeout(),
         })
