@@ -120,6 +120,7 @@ pub fn count(comm: &Comm) -> Result<()> {
             let after = moved();
             println!("moved {} {} {}", collective.name(), after.0 - before.0, after.1 - before.1);
         }
+        all.wait();
     }
     Ok(())
 }

@@ -186,6 +186,9 @@ impl Comm {
         if let Some(copy_engines) = &state.copy_engines {
             copy_engines.release();
         }
+        if let Some(net) = &state.net {
+            net.give_up_buffers();
+        }
         self.0.abort.raise();
     }
 

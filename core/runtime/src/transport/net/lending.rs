@@ -42,10 +42,14 @@ impl Net {
     /// buffer later fail.
     pub fn deregister_buffer(&self, addr: u64, bytes: u64) {
         let Some(buffer) = self.lending.buffers.remove(addr, bytes) else { return };
-        if let Ok(mut connections) = lock(&self.connections) {
+        let was_offered = lock(&self.connections).is_ok_and(|mut connections| {
+            let before = connections.offered.len();
             connections.offered.retain(|(_, number), _| *number != buffer.number);
+            connections.offered.len() < before
+        });
+        if was_offered {
+            self.task.forget(buffer);
         }
-        self.task.forget(buffer);
     }
 
     /// True if the bytes of a transfer with another host can go without slots: they lie in a buffer that is
@@ -89,7 +93,7 @@ impl Net {
     pub fn give_up_buffers(&self) {
         // A sweep that is stuck in the plugin holds nobody up who has lent nothing.
         if self.lending.has_lent.load(Ordering::Acquire) {
-            self.task.give_up_buffers();
+            self.task.lock().give_up_buffers();
         }
     }
 
@@ -117,12 +121,13 @@ impl NetTask {
         links.sends.iter_mut().for_each(|link| link.forget(buffer));
         links.recvs.iter_mut().for_each(|link| link.forget(buffer));
     }
+}
 
+impl Links {
     /// Ends all connections whose plugin may have a user's buffer in hand.
-    fn give_up_buffers(&self) {
-        let mut links = self.lock();
-        links.sends.extract_if(.., |link| link.uses_buffer()).for_each(|mut link| link.close());
-        links.recvs.extract_if(.., |link| link.uses_buffer()).for_each(|mut link| link.close());
+    pub fn give_up_buffers(&mut self) {
+        self.sends.extract_if(.., |link| link.uses_buffer()).for_each(|mut link| link.close());
+        self.recvs.extract_if(.., |link| link.uses_buffer()).for_each(|mut link| link.close());
     }
 }
 

@@ -484,6 +484,8 @@ impl Lends for RecvLink {
     }
 
     fn uses_buffer(&self) -> bool {
+        // The stream may just have asked for it.
+        _ = self.fifo.receivable();
         self.fifo.place_to_fill().is_some()
     }
 }

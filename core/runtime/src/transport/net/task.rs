@@ -523,6 +523,9 @@ impl Task for NetTask {
     fn sweep(&self) -> bool {
         if self.is_over() {
             self.ended.raise();
+            if let Ok(mut links) = self.links.try_lock() {
+                links.give_up_buffers();
+            }
             return false;
         }
         // Whoever holds them is sweeping, or adds a link and wakes the proxy.
