@@ -119,7 +119,7 @@ fn a_net_that_breaks_is_an_error_everywhere() {
         return;
     }
     let settings = [("NCCL_NET", "test"), SMALL_SLOTS];
-    let ended = run("abc", &["registered", "break", "?registered", "?registered"], &settings);
+    let ended = run("abc", &["break=2000", "?registered", "?registered"], &settings);
     ended.expect_error("System", &["sending through the test net", "110", "failed sending to rank"]);
     let errors = ended.output.lines().filter(|line| line.starts_with("error ")).count();
     assert_eq!(errors, 6, "three ranks, twice each:\n{}", ended.output);

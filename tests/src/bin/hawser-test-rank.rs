@@ -29,7 +29,8 @@
 //! writes an id, and works until a call fails), `grow-once` (grows by a thread), `survive=RANK` (makes a
 //! communicator without a dead rank, and uses it), `send=PEER`, `recv=PEER` (one message), `fork` (a child
 //! that sleeps), `fork-calls` (a child that calls what it must not), `misuse=SEED` (wrong calls of several
-//! threads), `late` (one after `destroy`), `break` (the test net fails soon), `flip` (it changes a bit
+//! threads), `late` (one after `destroy`), `break[=SENDS]` (the test net fails soon), `flip` (it changes
+//! a bit
 //! soon), `stall` (it soon ends no send any more),
 //! `pause=MS`, `sleep` (until killed), `finalize`, `destroy`, `abort`,
 //! `call=COLLECTIVE/COUNT/TYPE/REDUCTION/ROOT`, `big-send=PEER`, `big-recv=PEER`,
@@ -211,6 +212,11 @@ fn live(comm: &Comm, step: &str) -> Result<()> {
         }
         "break" => {
             hawser_tests::net::break_after(40);
+            Ok(())
+        }
+        broken if broken.starts_with("break=") => {
+            let sends = broken["break=".len()..].parse();
+            hawser_tests::net::break_after(sends.map_err(|_| Error::invalid_argument("break=SENDS"))?);
             Ok(())
         }
         "flip" => {
