@@ -30,8 +30,7 @@
 //! communicator without a dead rank, and uses it), `send=PEER`, `recv=PEER` (one message), `fork` (a child
 //! that sleeps), `fork-calls` (a child that calls what it must not), `misuse=SEED` (wrong calls of several
 //! threads), `late` (one after `destroy`), `break[=SENDS]` (the test net fails soon), `flip` (it changes
-//! a bit
-//! soon), `stall` (it soon ends no send any more),
+//! a bit soon), `stall` (it soon ends no send any more),
 //! `pause=MS`, `sleep` (until killed), `finalize`, `destroy`, `abort`,
 //! `call=COLLECTIVE/COUNT/TYPE/REDUCTION/ROOT`, `big-send=PEER`, `big-recv=PEER`,
 //! `queued=COUNT`, `child=first|second|late`,
