@@ -58,6 +58,12 @@ def test_graph_buffers(script, library, ranks):
 
 @pytest.mark.gpu
 @pytest.mark.tool
+def test_registered(script, pytestconfig):
+    script("registered", pytestconfig.getoption("hawser"), seconds=600)
+
+
+@pytest.mark.gpu
+@pytest.mark.tool
 def test_hangs(script, library, pytestconfig):
     script("hangs", library, "--tool", pytestconfig.getoption("hawser"), seconds=600)
 
