@@ -265,9 +265,17 @@ fn a_net_plugin_that_ends_no_send() {
     if !on_host() {
         return;
     }
+    ends_no_send(&["all_reduce", "stall", "mark", "again"], &[]);
+    // All slots of copy engines have been used, and one has the message that hangs.
+    let copies = [("NCCL_PASS_SM", "1"), ("NCCL_PSM_BUFFER_SIZE", "600K")];
+    ends_no_send(&["matrix", "stall", "mark", "gathers"], &copies);
+}
+
+/// Calls that a net never ends, by kernels or by copy engines.
+fn ends_no_send(steps: &[&str], more: &[(&str, &str)]) {
     // Both ranks are threads of one process, since the test net goes no further.
-    let settings = [("NCCL_NET", "test"), ("HAWSER_HANG_AFTER", "0")];
-    let mut ranks = Process::hosts(BINARY, "ab", &["all_reduce", "stall", "mark", "again"], &settings);
+    let settings = [&[("NCCL_NET", "test"), ("HAWSER_HANG_AFTER", "0")], more].concat();
+    let mut ranks = Process::hosts(BINARY, "ab", steps, &settings);
     (0..2).for_each(|_| ranks.wait_for("mark"));
     // The net stalls both ways: the rank that had a send in hand at that moment is named, or both have one.
     let pid = ranks.id();

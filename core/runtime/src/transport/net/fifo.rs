@@ -182,6 +182,11 @@ impl Fifo {
         words.passed.load(Ordering::Relaxed) + u64::from(!words.asks) * self.depth
     }
 
+    /// True if the stream asks for every message that is received.
+    pub fn asks(&self) -> bool {
+        matches!(&self.signals, Signals::Words(words) if words.asks)
+    }
+
     /// Address and bytes in a user's buffer of the message that is to be sent now; None if it lies in its
     /// slot.
     pub fn place_to_send(&self) -> Option<(u64, usize)> {

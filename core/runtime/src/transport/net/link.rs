@@ -367,6 +367,11 @@ impl RecvLink {
         self.end = Some(slots.max(self.end.unwrap_or(self.done)));
     }
 
+    /// True if the stream has asked for a message that has not come.
+    pub fn has_asked(&self) -> bool {
+        self.fifo.asks() && !self.requests.is_empty()
+    }
+
     /// True if no receive is in flight.
     pub fn is_idle(&self) -> bool {
         self.requests.is_empty() && self.flush.is_none()

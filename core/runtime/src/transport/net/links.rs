@@ -13,7 +13,7 @@ use super::end::{Around, ConnectionKey, End};
 use super::link::{RecvLink, SendLink};
 use super::loss::{Lost, Told};
 use super::puts::PutEnd;
-use crate::progress::stall::Stall;
+use crate::progress::stall::{NetRequest, Stall};
 
 /// The time that the last messages of a rank have to come once it has gone. Its word that it has gone travels
 /// another way.
@@ -42,6 +42,9 @@ impl Links {
     pub fn stalls(&mut self, net: &str) -> Vec<Stall> {
         let mut all = stalls(&mut self.sends, net);
         all.extend(stalls(&mut self.recvs, net));
+        // A rank that has asked for one message of a peer has no other one in mind.
+        let has_asked = |peer| self.recvs.iter().any(|link| link.key().peer == peer && link.has_asked());
+        all.retain(|stall| stall.request != NetRequest::NoRoom || !stall.peer.is_some_and(has_asked));
         all.extend(stalls(&mut self.colls, net));
         all.extend(stalls(&mut self.puts, net));
         all
