@@ -60,7 +60,7 @@ impl End {
     }
 
     /// The word by which the stream tells that it is through with a slot: 1 and the bytes that it put there.
-    /// Where streams ask, the one of a receiver asks for a message.
+    /// That of a receiver asks for a message where streams ask.
     pub fn told(&self, slot: u32) -> u64 {
         self.ready(slot) + TOLD
     }
