@@ -82,7 +82,7 @@ done
 mkdir -p "$(dirname "$out")"
 
 "$here/compare.py" --hawser "$hawser" --ours "$ours" --nccl "$nccl" --gpus "$gpus" --rounds "$rounds" --sizes "$sizes" \
-    "${repeat[@]}" --point-ms 50 --timeout "$seconds" -J "$out.json" "${collectives[@]}"
+    "${repeat[@]}" --point-ms 50 --timeout "$seconds" --json "$out.json" "${collectives[@]}"
 "$here/plot.py" "$out.json" "$out.svg" --limit "$limit"
 "$here/marks.py" "$out.json" || true
 echo "wrote $out.json and $out.svg"
