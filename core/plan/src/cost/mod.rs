@@ -115,7 +115,8 @@ fn direct_share(key: &ProgramKey) -> f64 {
     match key.collective {
         AllToAll => 1.3,
         AllReduce | ReduceScatter if key.ranks > 2 => 0.89,
-        AllReduce | AllGather | ReduceScatter | Scatter => 1.08,
+        AllReduce => 0.94,
+        AllGather | ReduceScatter | Scatter => 1.08,
         Gather => 0.93,
         _ => 0.95,
     }
