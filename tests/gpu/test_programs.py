@@ -52,6 +52,11 @@ def test_windows(script, library, ranks):
 
 
 @pytest.mark.gpu
+def test_lent(script, library, ranks):
+    script("lent", library, max(ranks, 2), seconds=500)
+
+
+@pytest.mark.gpu
 def test_graph_buffers(script, library, ranks):
     script("graph_buffers", library, max(ranks, 2), seconds=400)
 

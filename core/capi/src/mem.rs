@@ -43,7 +43,9 @@ nccl_api! {
         let live = comm.ready()?;
         handle.set("handle", std::ptr::null())?;
         let made = live.name(live.buffers.add(buff, size, false))?;
-        live.comm.register_buffer(buff as u64, size as u64)?;
+        live.comm.register_buffer(buff as u64, size as u64).inspect_err(|_| {
+            live.buffers.remove(made);
+        })?;
         handle.set("handle", made)
     }
 
@@ -123,14 +125,14 @@ fn register(
 /// Tells the communicator of a window that was registered.
 fn expose(handle: &Handle, window: Registered) -> Result<()> {
     handle.comm.expose(window.place, window.of_comm())?;
-    handle.comm.register_buffer(window.base, window.bytes)?;
+    handle.comm.register_with_net(window.base, window.bytes)?;
     if window.is_symmetric { handle.comm.add_window(window.base, window.bytes) } else { Ok(()) }
 }
 
 /// Tells the communicator that a window is no more.
 fn conceal(handle: &Handle, window: Registered) {
     handle.comm.hide(window.place);
-    handle.comm.deregister_buffer(window.base, window.bytes);
+    handle.comm.deregister_with_net(window.base, window.bytes);
     if window.is_symmetric {
         handle.comm.remove_window(window.base, window.bytes);
     }

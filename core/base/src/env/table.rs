@@ -309,10 +309,10 @@ settings! {
         /// 0: buffers of captured calls are not mapped for other ranks of the host, each in a process of its
         /// own; calls in graphs are staged then, unless their buffers lie in windows.
         graph_register: bool = "NCCL_GRAPH_REGISTER", SWITCH_ON, default "1", page "zero-copy.md#graphs";
-        /// 0: the network never reads or writes buffers of `ncclCommRegister` and windows itself; what copy
-        /// engines move between hosts is staged.
+        /// 0: buffers of `ncclCommRegister` are not mapped by other processes of the host, and the network
+        /// never reads or writes those and windows itself: what copy engines move between hosts is staged.
         local_register: bool = "NCCL_LOCAL_REGISTER", SWITCH_ON, default "1",
-            page "zero-copy.md#between-hosts";
+            page "zero-copy.md#registered-buffers";
         /// 1: ranks of a host share no host memory; without peer access they talk over the net.
         shm_disable: bool = "NCCL_SHM_DISABLE", FLAG, default "0";
         /// Bytes of a FIFO of the Simple protocol, per lane and peer.

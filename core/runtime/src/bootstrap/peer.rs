@@ -92,10 +92,10 @@ impl Bootstrap {
         })
     }
 
-    /// Calls `hook`, in a thread of the bootstrap, when a message with `tag` has come or a rank has closed
-    /// its connection. It must not wait. There is one hook; the first counts.
-    pub fn on_message(&self, tag: u64, hook: impl Fn() + Send + Sync + 'static) {
-        self.shared.hook(tag, Box::new(hook));
+    /// Calls `hook`, in a thread of the bootstrap, when a message with one of `tags` has come or a rank
+    /// has closed its connection. It must not wait. There is one hook; the first counts.
+    pub fn on_message(&self, tags: &[u64], hook: impl Fn() + Send + Sync + 'static) {
+        self.shared.hook(tags, Box::new(hook));
     }
 
     /// Hands messages with `tag` to `server`, with their sender, in a thread of the bootstrap, instead of

@@ -150,7 +150,7 @@ pub(super) struct Shared {
     takes_no_descriptors: AtomicBool,
 }
 
-type Hook = (u64, Box<dyn Fn() + Send + Sync>);
+type Hook = (Vec<u64>, Box<dyn Fn() + Send + Sync>);
 /// A function that takes messages, with their senders.
 pub(super) type Handler = Box<dyn Fn(u32, &[u8]) + Send + Sync>;
 
@@ -201,10 +201,10 @@ impl Shared {
         self.takes_no_descriptors.load(Ordering::Acquire)
     }
 
-    /// Calls `hook` in the service thread whenever a message with `tag` has come or a connection has ended.
-    /// The first one counts.
-    pub fn hook(&self, tag: u64, hook: Box<dyn Fn() + Send + Sync>) {
-        let _ = self.hook.set((tag, hook));
+    /// Calls `hook` in the service thread whenever a message with one of `tags` has come or a connection has
+    /// ended. The first one counts.
+    pub fn hook(&self, tags: &[u64], hook: Box<dyn Fn() + Send + Sync>) {
+        let _ = self.hook.set((tags.to_vec(), hook));
     }
 
     /// Hands messages with `tag` to `server`, with their sender, instead of putting them into the inbox. It
@@ -227,7 +227,7 @@ impl Shared {
     /// `tag`: of what has come; None when a connection ended.
     fn tell_hook(&self, tag: Option<u64>) {
         if let Some((wanted, hook)) = self.hook.get()
-            && tag.is_none_or(|tag| tag == *wanted)
+            && tag.is_none_or(|tag| wanted.contains(&tag))
         {
             hook();
         }

@@ -45,6 +45,9 @@ pub enum Tag {
     LsaOutcome = 19,
     /// An end of a connection to a rank that goes is gone.
     EndLost = 20,
+    /// Buffers that a rank has registered for itself, and their descriptors; one lane for each buffer
+    /// (`lsa/registered.rs`).
+    Registered = 21,
 }
 
 /// Bits below the kind, for a lane.

@@ -77,7 +77,9 @@ impl Comm {
     pub fn drop_window_for_kernels(&self, number: u64) -> Result<bool> {
         let Some(state) = self.holder()? else { return Ok(false) };
         state.wait_for_streams_puts();
-        state.lsa.deregister(number)
+        let dropped = state.lsa.deregister(number);
+        state.free_retired_later();
+        dropped
     }
 
     /// The address at which this rank's kernels find an offset of a window of a rank of the load-store team.
@@ -136,7 +138,7 @@ impl Comm {
     }
 
     /// The state, also of a communicator that has failed: what it holds can be given back.
-    fn holder(&self) -> Result<Option<Arc<CommState>>> {
+    pub(super) fn holder(&self) -> Result<Option<Arc<CommState>>> {
         Ok(match &*lock(&self.0.state)? {
             State::Ready { comm_state, .. } => Some(comm_state.clone()),
             _ => None,

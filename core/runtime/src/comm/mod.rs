@@ -272,25 +272,42 @@ impl Comm {
         }
     }
 
-    /// The program registers a buffer of this rank, which stays until it takes that back: the network may
-    /// read and write it itself.
+    /// The program registers a buffer of this rank, which stays until it takes that back: other ranks of the
+    /// host may map it, and the network may read and write it itself.
     ///
     /// # Errors
     /// The communicator is not up.
     pub fn register_buffer(&self, addr: u64, bytes: u64) -> Result<()> {
+        self.register_with_net(addr, bytes)?;
+        self.state()?.lsa.lend_registered((addr, bytes));
+        Ok(())
+    }
+
+    /// Takes a registration of [`Comm::register_buffer`] back.
+    pub fn deregister_buffer(&self, addr: u64, bytes: u64) {
+        self.deregister_with_net(addr, bytes);
+        if let Ok(Some(comm_state)) = self.holder() {
+            comm_state.lsa.take_back_registered((addr, bytes), comm_state.epoch.begun());
+            comm_state.free_retired_later();
+        }
+    }
+
+    /// The network may read and write a buffer of this rank itself, which stays until that is taken back.
+    ///
+    /// # Errors
+    /// The communicator is not up.
+    pub fn register_with_net(&self, addr: u64, bytes: u64) -> Result<()> {
         if let Some(net) = &self.state()?.net {
             net.register_buffer(addr, bytes);
         }
         Ok(())
     }
 
-    /// Takes a registration of [`Comm::register_buffer`] back.
-    pub fn deregister_buffer(&self, addr: u64, bytes: u64) {
-        let comm_state = match lock(&self.0.state).as_deref() {
-            Ok(State::Ready { comm_state, .. }) => comm_state.clone(),
-            _ => return,
-        };
-        if let Some(net) = &comm_state.net {
+    /// Takes a registration of [`Comm::register_with_net`] back.
+    pub fn deregister_with_net(&self, addr: u64, bytes: u64) {
+        if let Ok(Some(comm_state)) = self.holder()
+            && let Some(net) = &comm_state.net
+        {
             net.deregister_buffer(addr, bytes);
         }
     }

@@ -87,7 +87,7 @@ impl CommState {
         let is_timed = wants.times && (trial.is_some() || is_drawn(number) || is_before());
         let in_graph = (wants.in_graph || is_timed) && self.device.stream_state(stream)?.capture.is_some();
         let registered = self.windows.hold(call, self.topology.size());
-        let has_windows = self.lsa.has_lent_windows();
+        let has_windows = self.lsa.calls_reach_buffers();
         // What is captured keeps its plan: nothing is tried there, and nobody knows when it runs.
         let trial = trial.filter(|_| !in_graph);
         Ok((

@@ -134,7 +134,7 @@ pub struct CommState {
     /// The class of operations, where neither call nor rule says another.
     pub class: classes::Setting,
     /// The order of launches on streams.
-    pub order: Order,
+    pub order: Arc<Order>,
     /// Asks whether launches are under way.
     pub busy_probe: BusyProbe,
     /// Copy engines, if ranks have staging for them.
@@ -146,9 +146,9 @@ pub struct CommState {
     /// The windows and signals of one-sided operations.
     pub rma: Rma,
     /// Windows and resources for kernels of the user.
-    pub lsa: Lsa,
-    /// The topology of calls once there are windows that kernels of all ranks reach; None if that makes no
-    /// difference.
+    pub lsa: Arc<Lsa>,
+    /// The topology of calls once there are windows, or registered buffers, that kernels of all ranks reach;
+    /// None if that makes no difference.
     pub with_windows: Option<Topology>,
     /// The thread for one-sided operations of a GPU, once there was one.
     pub stream_ops: OnceLock<Arc<StreamOps>>,

@@ -64,7 +64,7 @@ impl CommState {
 
     /// True if this rank reaches any memory of users of other ranks, so that messages may land there.
     pub fn reaches_memory(&self) -> bool {
-        self.topology.direct || self.lsa.has_lent_windows()
+        self.topology.direct || self.lsa.has_lent_windows() || self.lsa.maps_registered()
     }
 
     /// The address at which rank `peer` finds a buffer of this rank, if a message may be stored there by
@@ -105,7 +105,10 @@ impl CommState {
     fn why_unreached(&self) -> &'static str {
         match self.topology.direct {
             true => "other GPUs cannot use it in place (memory of cudaMalloc and ncclMemAlloc can be)",
-            false => "it lies in no symmetric window (ncclCommWindowRegister, NCCL_WIN_COLL_SYMMETRIC)",
+            false => {
+                "it lies in no symmetric window (ncclCommWindowRegister, NCCL_WIN_COLL_SYMMETRIC), and in no \
+                 registered buffer that the others have mapped (ncclCommRegister)"
+            }
         }
     }
 
@@ -127,7 +130,7 @@ impl CommState {
             return None;
         }
         let attributes =
-            CallAttributes { has_windows: self.lsa.has_lent_windows(), ..CallAttributes::default() };
+            CallAttributes { has_windows: self.lsa.calls_reach_buffers(), ..CallAttributes::default() };
         Some(fused::why_staged(call, self.topology_of(attributes)))
     }
 }

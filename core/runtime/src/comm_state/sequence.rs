@@ -30,7 +30,10 @@ impl CommState {
             aborted.then(|| self.failure().unwrap_or_else(|| Error::new(ErrorKind::Aborted, text)))
         };
         let take = |change, at, staged: Staged| {
-            let Staged { tuners, digest } = staged;
+            let (tuners, digest) = match staged {
+                Staged::Rules { tuners, digest } => (*tuners, digest),
+                Staged::Registered => return self.begin_with_registered(number),
+            };
             log::info(Subsys::Tuning, || {
                 let (name, rank, rules) = (&self.name, self.rank, tuners.sources());
                 format!(
@@ -57,5 +60,24 @@ impl CommState {
                 self.peer_memory.control.fail(error.clone());
             }
         })
+    }
+
+    /// Calls are chosen as if their buffers were registered from this collective on: ranks have agreed on it.
+    fn begin_with_registered(&self, number: u64) -> Result<()> {
+        if !self.lsa.use_registered() {
+            return Ok(());
+        }
+        log::info(Subsys::Reg, || {
+            let (name, rank) = (&self.name, self.rank);
+            format!("{name} rank {rank} op {number}: registered buffers are used where they are from here on")
+        });
+        Ok(())
+    }
+
+    /// Has the thread for changes of rules unmap what launches still use, once they are over.
+    pub fn free_retired_later(&self) {
+        if let Some(participant) = self.participant.as_ref().filter(|_| self.lsa.has_retired()) {
+            participant.wake();
+        }
     }
 }

@@ -31,6 +31,8 @@ pub enum Purpose {
     Resources,
     /// A buffer of a captured call.
     Graph,
+    /// A buffer that its rank registers for itself.
+    Registered,
 }
 
 impl Purpose {
@@ -39,6 +41,7 @@ impl Purpose {
             Self::Window => "ncclCommWindowRegister",
             Self::Resources => "ncclDevCommCreate",
             Self::Graph => "a collective in a capture",
+            Self::Registered => "ncclCommRegister",
         }
     }
 }
@@ -68,15 +71,15 @@ pub struct Mapping {
 
 /// Memory that a rank offers.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-struct Offer {
+pub struct Offer {
     purpose: Purpose,
     /// Length of the buffer.
     bytes: u64,
     /// Bytes of the first piece before it.
-    before: u64,
+    pub before: u64,
     granularity: u64,
     /// Lengths of the pieces.
-    pieces: Vec<u64>,
+    pub pieces: Vec<u64>,
     /// The place of their descriptors in the table of the process.
     key: u64,
     /// The allocation that the buffer lies in, if it has no pieces.
@@ -84,7 +87,7 @@ struct Offer {
 }
 
 /// The memory, or the reason why there is none.
-type OfferRecord = std::result::Result<Offer, String>;
+pub type OfferRecord = std::result::Result<Offer, String>;
 
 /// The memory that a rank has mapped, or why mapping failed there.
 type OutcomeRecord = std::result::Result<Mapped, String>;
@@ -324,7 +327,7 @@ impl Exchange<'_> {
 }
 
 /// The offer of this rank, and the descriptors of its pieces.
-fn offer(
+pub fn offer(
     purpose: Purpose,
     (addr, bytes): (u64, u64),
     share: Result<Option<Share>>,

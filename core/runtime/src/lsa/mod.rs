@@ -13,7 +13,9 @@ mod allocation;
 mod exchange;
 mod graph;
 pub mod layout;
+mod registered;
 pub mod resources;
+mod retired;
 mod signal_words;
 mod team;
 
@@ -30,9 +32,12 @@ use self::allocation::{Allocation, Opened};
 use self::exchange::{Exchange, Mapping, Purpose, Share};
 use self::graph::GraphBuffers;
 use self::layout::{NEXT_PART, STRIDE_UNIT, TABLE_ENTRIES, TableEntry, TablePart, WindowImage};
+use self::registered::RegisteredBuffers;
+use self::retired::Retired;
 use crate::bootstrap::Bootstrap;
 use crate::gin::Network;
 use crate::rma::{Limits, RESOURCES, SignalWords, Window as UserWindow};
+use crate::stream_order::Order;
 use crate::transport::{PeerMemory, bytes_of};
 
 pub use self::team::Team;
@@ -52,6 +57,10 @@ pub struct Lsa {
     opened: Opened,
     /// The buffers that graphs use.
     graphs: GraphBuffers,
+    /// The buffers that ranks have registered each for itself.
+    registered: RegisteredBuffers,
+    /// The mappings that launches may still use, though they were taken back.
+    retired: Retired,
     /// The ranks of the team have tried to share the words of signals.
     has_tried_words: AtomicBool,
     state: Mutex<State>,
@@ -64,6 +73,8 @@ pub struct Lends {
     pub to_collectives: bool,
     /// They may use buffers of captured calls. All ranks say so, or none.
     pub to_graphs: bool,
+    /// They may use buffers that this rank registers for itself.
+    pub registered: bool,
 }
 
 /// The outcome of a registration.
@@ -163,11 +174,13 @@ impl Lsa {
         (device, bootstrap): (&Arc<dyn Device>, &Arc<Bootstrap>),
         missing: Option<&'static str>,
         lends: Lends,
+        order: Arc<Order>,
     ) -> Self {
         let (device, bootstrap) = (device.clone(), bootstrap.clone());
         let [has_lent, has_tried_words] = [false; 2].map(AtomicBool::new);
         let (exchanges, opened, state) = (AtomicU32::new(0), Opened::default(), Mutex::default());
-        let graphs = GraphBuffers::default();
+        let (graphs, registered) = (GraphBuffers::default(), RegisteredBuffers::default());
+        let retired = Retired::new(device.clone(), order);
         Self {
             team,
             device,
@@ -178,6 +191,8 @@ impl Lsa {
             exchanges,
             opened,
             graphs,
+            registered,
+            retired,
             has_tried_words,
             state,
         }
@@ -311,9 +326,20 @@ impl Lsa {
             Err(_) => Ok(()),
         };
         drop(state);
-        // Unmapped when nothing is locked: that may wait for the GPU.
-        drop(window);
+        self.retired.keep(0, window);
+        self.retired.free_soon();
         cleared.map(|()| true)
+    }
+
+    /// Unmaps what was taken back and launches do not use any more, on a rank that has begun so many
+    /// collectives. True if there is more.
+    pub fn free_retired(&self, begun: u64) -> bool {
+        self.retired.free(begun)
+    }
+
+    /// True if there is memory that was taken back and is still mapped.
+    pub fn has_retired(&self) -> bool {
+        self.retired.has_some()
     }
 
     /// The address of a window of the team's rank `rank`, on this rank's device. None if kernels cannot use
@@ -362,19 +388,21 @@ impl Lsa {
     }
 
     /// Address of the numbers by which other ranks find these bytes
-    /// ([`hawser_kernels_abi::fused::FusedArgs::src_seen`]); None if they lie in no window that is lent.
+    /// ([`hawser_kernels_abi::fused::FusedArgs::src_seen`]); None if they lie in no window that is lent, nor
+    /// in a registered buffer that all ranks have mapped.
     pub fn seen(&self, addr: u64, bytes: u64) -> Option<u64> {
-        let state = self.state();
-        let window = state.lent(addr, bytes)?;
-        Some(window.image.addr + size_of::<WindowImage>() as u64)
+        let in_window =
+            self.state().lent(addr, bytes).map(|window| window.image.addr + size_of::<WindowImage>() as u64);
+        in_window.or_else(|| self.registered.seen(addr, bytes))
     }
 
-    /// The address at which a rank of the communicator finds these bytes; None if they lie in no window that
-    /// is lent.
-    pub fn address_seen_by(&self, rank: u32, addr: u64, bytes: u64) -> Option<u64> {
-        let state = self.state();
-        let shift = *state.lent(addr, bytes)?.shifts().get(rank as usize)?;
-        Some(addr.wrapping_add(shift))
+    /// The address at which a rank of the team finds these bytes; None if they lie in no window that is lent,
+    /// nor in a registered buffer that it has mapped.
+    pub fn address_seen_by(&self, team_rank: u32, addr: u64, bytes: u64) -> Option<u64> {
+        let window = self.state().lent(addr, bytes).map(Window::shifts);
+        let shift = window.and_then(|shifts| shifts.get(team_rank as usize).copied());
+        let in_window = shift.map(|shift| addr.wrapping_add(shift));
+        in_window.or_else(|| self.registered.address_seen_by(team_rank, addr, bytes))
     }
 
     /// Device memory that this rank allocated.
@@ -385,13 +413,17 @@ impl Lsa {
             window.image.bytes + window.held.as_ref().map_or(0, |held| held.bytes) + network
         };
         let parts = state.table.iter().map(|part| part.memory.bytes);
-        parts.chain(state.windows.values().map(own)).chain([self.graphs.bytes()]).sum()
+        parts
+            .chain(state.windows.values().map(own))
+            .chain([self.graphs.bytes(), self.registered.bytes()])
+            .sum()
     }
 
     /// Takes all memory out: it lives as long as the answer.
     pub fn take_memory(&self) -> impl Send + use<> {
         let mut state = self.state();
-        (std::mem::take(&mut state.windows), std::mem::take(&mut state.table), self.graphs.take())
+        let (windows, table) = (std::mem::take(&mut state.windows), std::mem::take(&mut state.table));
+        (windows, table, self.graphs.take(), self.registered.take(), self.retired.take())
     }
 
     fn maps(&self) -> Result<&dyn FlatMaps> {

@@ -3,6 +3,7 @@
 
 mod allocations;
 mod graph;
+mod registered;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};

@@ -17,6 +17,7 @@ use super::learn::{self, Learning};
 use super::protocol::{Barrier, Body, Coordinator, Limits, Member, Message, Outcome, Todo};
 use super::{service, wire};
 use crate::bootstrap::{Bootstrap, Tag};
+use crate::lsa::Lsa;
 use crate::transport::control::Control;
 use crate::tuning::{OpTimings, Tuners};
 
@@ -31,12 +32,17 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// The most changes that are remembered for [`Participant::switches`].
 const MOST_REMEMBERED: usize = 8192;
 
-/// The rules that a change brings.
-pub struct Staged {
-    /// The tuners with the new rules.
-    pub tuners: Tuners,
-    /// The digest of the rules, equal on all ranks.
-    pub digest: u64,
+/// The content of a change that was read and checked.
+pub enum Staged {
+    /// Other rules.
+    Rules {
+        /// The tuners with the new rules.
+        tuners: Box<Tuners>,
+        /// The digest of the rules, equal on all ranks.
+        digest: u64,
+    },
+    /// Calls are chosen as if their buffers were registered.
+    Registered,
 }
 
 /// A change that has happened on a rank.
@@ -72,6 +78,8 @@ pub struct Place {
     pub epoch: Arc<Epoch<Staged>>,
     /// The times of its operations, if rules want to know them.
     pub times: Arc<OpTimings>,
+    /// Maps buffers that ranks register each for itself.
+    pub lsa: Arc<Lsa>,
     /// The time that ranks may take for each step.
     pub limit: Duration,
 }
@@ -136,7 +144,7 @@ impl Participant {
     /// with.
     pub fn new(place: Place, known: Known) -> Self {
         let (rank, ranks, limit) = (place.bootstrap.rank(), place.bootstrap.nranks(), place.limit);
-        place.bootstrap.on_message(Tag::RulesUpdate.word(), service::ring);
+        place.bootstrap.on_message(&[Tag::RulesUpdate, Tag::Registered].map(Tag::word), service::ring);
         let limits = Limits { step: limit };
         let learner = (rank == 0).then(|| place.tuners.learner(&place.config)).flatten();
         Self {
@@ -213,15 +221,20 @@ impl Participant {
         let mut work = lock(&self.work);
         let Some(work) = work.as_mut() else { return false };
         let fresh: Vec<Proposal> = lock(&self.fresh).drain(..).collect();
+        // Also while it leaves: others want to have their buffers back.
+        let (has_more_registered, has_retired) = work.serve_registered();
         if work.is_leaving {
             fresh.into_iter().for_each(|proposal| (proposal.done)(left()));
             work.listen(now);
             work.flush(now);
-            return !work.unsent.is_empty();
+            return has_retired || !work.unsent.is_empty();
         }
         let mut todo = Todo::default();
         for Proposal { content, done } in fresh {
             work.propose(content, done, now, &mut todo);
+        }
+        if has_more_registered {
+            work.propose_registered(now, &mut todo);
         }
         let stress = lock(&self.stress).drain(..).collect();
         work.learn(stress, now, &mut todo);
@@ -229,7 +242,8 @@ impl Participant {
         work.listen(now);
         work.tick(now);
         work.flush(now);
-        !work.unsent.is_empty()
+        has_retired
+            || !work.unsent.is_empty()
             || !work.unreachable.is_empty()
             || work.member.is_busy()
             || work.coordinator.as_ref().is_some_and(Coordinator::is_busy)
@@ -297,6 +311,21 @@ impl Work {
         let until = now + self.limit * 8;
         self.proposals.insert(self.last_proposal, (done, until));
         self.member.propose(self.last_proposal, content, todo);
+    }
+
+    /// Maps what other ranks have registered, and unmaps what they took back. True in the first place if all
+    /// ranks have mapped another buffer of this one, in the second if something cannot be unmapped yet.
+    fn serve_registered(&self) -> (bool, bool) {
+        let has_more = self.place.lsa.serve_registered();
+        (has_more, self.place.lsa.free_retired(self.place.epoch.begun()))
+    }
+
+    /// Proposes that calls use registered buffers, now that all have mapped one of this rank: the last rank
+    /// that has such a buffer is the one whose proposal all accept.
+    fn propose_registered(&mut self, now: Duration, todo: &mut Todo) {
+        if !self.place.lsa.calls_reach_buffers() {
+            self.propose(Arc::from(wire::REGISTERED), Box::new(|_| ()), now, todo);
+        }
     }
 
     /// Tells rank 0 the times of operations; there, lets the learner make something of them.
@@ -385,15 +414,19 @@ impl Work {
         match &mut self.coordinator {
             Some(coordinator) if is_for_coordinator => coordinator.hear(from, message, now, &mut todo),
             _ if from == 0 => {
-                let Place { tuners, config, epoch, .. } = &self.place;
+                let Place { tuners, config, epoch, lsa, .. } = &self.place;
                 let learning = self.learning.as_ref();
                 let check = |content: &[u8]| {
+                    if content == wire::REGISTERED {
+                        let why = lsa.why_not_registered().map(str::to_owned);
+                        return why.map_or(Ok((Staged::Registered, 0)), Err);
+                    }
                     if let Some(why) = learning.and_then(|learning| learning.refuses(content)) {
                         return Err(why);
                     }
                     let files = wire::unpack(content).ok_or("the rules came damaged")?;
                     let staged = tuners.with_settings(config, &files).map_err(|error| error.into_text())?;
-                    Ok((Staged { tuners: staged.0, digest: staged.1 }, staged.1))
+                    Ok((Staged::Rules { tuners: Box::new(staged.0), digest: staged.1 }, staged.1))
                 };
                 let (change, is_commit) = (message.number, matches!(message.body, Body::Commit(_)));
                 if let Body::Stage(content) = &message.body {

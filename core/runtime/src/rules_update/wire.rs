@@ -47,6 +47,9 @@ pub fn is_for_coordinator(body: &Body) -> bool {
     matches!(body, Body::Propose(_) | Body::Staged(_) | Body::Refused(_) | Body::Promised(_) | Body::Heard)
 }
 
+/// The content of a change that brings no rules: calls are chosen as if their buffers were registered.
+pub const REGISTERED: &[u8] = b"registered buffers";
+
 /// The content of a change: names and texts of files.
 pub fn pack(files: &[SettingsFile]) -> Arc<[u8]> {
     let files: Vec<(&str, &str)> = files.iter().map(|file| (&*file.name, &*file.text)).collect();
@@ -105,5 +108,6 @@ mod tests {
         assert_eq!(unpack(&u64::MAX.to_le_bytes()), None);
         let name_is_no_text = [1, 1, 0xff, 0];
         assert_eq!(unpack(&name_is_no_text), None, "a file is not dropped in silence");
+        assert_eq!(unpack(REGISTERED), None, "no rules are taken for something else");
     }
 }

@@ -23,8 +23,8 @@ pub struct CallAttributes {
     pub in_graph: bool,
     /// Its buffers are registered on all ranks.
     pub registered: bool,
-    /// Some window of the communicator is reached by the kernels of all ranks; the call's buffers need not
-    /// lie in it.
+    /// Kernels of all ranks reach some window of the communicator, or registered buffers of all ranks; the
+    /// call's buffers need not lie in them.
     pub has_windows: bool,
     /// The trial that it is for.
     pub trial: Option<u32>,

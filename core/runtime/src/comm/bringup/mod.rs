@@ -174,14 +174,16 @@ impl Own<'_> {
         let control = &paths.peer_memory.control;
         let times = OpTimings::new(&self.device, decided.tuners.wants().times);
         let epoch = Arc::<Epoch<Staged>>::default();
-        let participant = self.participant(&mut decided, &name, control, (&epoch, &times))?;
+        let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
+        let order = Arc::new(Order::new(paths.peer_memory.done(), mixes_graphs));
+        let (lsa, with_windows) = self.windows(&decided, &paths.peer_memory, &order);
+        let lsa = Arc::new(lsa);
+        let participant = self.participant(&mut decided, &name, control, (&epoch, &times, &lsa))?;
         let journal = self.journal(&decided, &name);
         let rma = self.one_sided(&decided, control, paths.net.as_ref())?;
         let is_load_store = self.is_load_store(&decided);
-        let (lsa, with_windows) = self.windows(&decided, &paths.peer_memory);
         let Decided { bootstrap, topology, plan_config, comm_id, tuners, .. } = decided;
         let Paths { layout, peer_memory, net, copy_engines } = paths;
-        let mixes_graphs = settings.mixes_graphs.or(config.mixes_graphs).unwrap_or(true);
         Ok(CommState {
             rank: self.rank,
             topology,
@@ -199,7 +201,7 @@ impl Own<'_> {
             net,
             busy_probe: BusyProbe::new(&*self.device)?,
             device: self.device,
-            order: Order::new(peer_memory.done(), mixes_graphs),
+            order,
             peer_memory,
             abort: self.abort.clone(),
             programs: Default::default(),
@@ -230,7 +232,7 @@ impl Own<'_> {
         decided: &mut Decided,
         name: &str,
         control: &Arc<Control>,
-        (epoch, times): (&Arc<Epoch<Staged>>, &Arc<OpTimings>),
+        (epoch, times, lsa): (&Arc<Epoch<Staged>>, &Arc<OpTimings>, &Arc<Lsa>),
     ) -> Result<Option<ServedParticipant>> {
         let known = decided.known.take();
         let Decided { bootstrap, topology, plan_config, comm_id, tuners, .. } = &*decided;
@@ -244,6 +246,7 @@ impl Own<'_> {
             config: tuner_config(*comm_id, topology, plan_config, self.config.name.as_deref()),
             epoch: epoch.clone(),
             times: times.clone(),
+            lsa: lsa.clone(),
             limit: env::settings().rules_timeout,
         };
         let known = known.filter(|_| topology.size() > 1);
@@ -277,7 +280,12 @@ impl Own<'_> {
 
     /// The windows for kernels of the user; and the topology of calls once there are windows that kernels of
     /// all ranks reach, if that makes a difference.
-    fn windows(&self, decided: &Decided, peer_memory: &PeerMemory) -> (Lsa, Option<Topology>) {
+    fn windows(
+        &self,
+        decided: &Decided,
+        peer_memory: &PeerMemory,
+        order: &Arc<Order>,
+    ) -> (Lsa, Option<Topology>) {
         let Decided { bootstrap, topology, plan_config, processes, .. } = decided;
         let hosts: Vec<u32> = topology.ranks.iter().map(|rank| rank.host).collect();
         let missing = lsa::missing(&*self.device, peer_memory);
@@ -291,8 +299,13 @@ impl Own<'_> {
             && env::settings().direct
             && zero_copy::is_possible(topology, plan_config);
         let with_windows = is_lent.then(|| Topology { direct: true, ..topology.clone() });
-        let lends = Lends { to_collectives: is_lent, to_graphs: is_lent && decided.to_graphs };
-        (Lsa::new(team, (&self.device, bootstrap), missing, lends), with_windows)
+        let is_apart = (0..).zip(&team.is_elsewhere).all(|(rank, elsewhere)| *elsewhere || rank == team.rank);
+        let lends = Lends {
+            to_collectives: is_lent,
+            to_graphs: is_lent && decided.to_graphs,
+            registered: is_lent && is_apart && env::settings().local_register,
+        };
+        (Lsa::new(team, (&self.device, bootstrap), missing, lends, order.clone()), with_windows)
     }
 
     /// True if the device is the host's CPU.

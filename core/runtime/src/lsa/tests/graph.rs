@@ -10,7 +10,7 @@ use crate::comm_state::Compiled;
 
 const BYTES: u64 = 64 << 20;
 
-fn sum(input: u64, output: u64, bytes: u64) -> Call {
+pub(super) fn sum(input: u64, output: u64, bytes: u64) -> Call {
     let (collective, op, scalar) = (Collective::AllReduce, ReduceOp::Sum, Scalar::Immediate(0));
     Call {
         collective,
@@ -26,7 +26,7 @@ fn sum(input: u64, output: u64, bytes: u64) -> Call {
 }
 
 /// True for a plan that goes without staging where all ranks reach the buffers.
-fn reaches(compiled: &Compiled) -> bool {
+pub(super) fn reaches(compiled: &Compiled) -> bool {
     matches!(compiled, Compiled::Fused(plan, _) if plan.may_reach())
 }
 
@@ -40,14 +40,14 @@ fn captured(comm: &Comm, calls: impl FnOnce(Stream)) -> Graph {
 }
 
 /// Waits for the other rank.
-fn meet(comm: &Comm) {
+pub(super) fn meet(comm: &Comm) {
     let state = comm.state().unwrap();
     state.bootstrap.barrier(&Wait::new(state.abort.clone(), None)).unwrap();
 }
 
 /// Writes a word into the own buffer, tells the other rank where that one finds it by its number, and reads
 /// the other's word.
-fn meet_in_buffers(comm: &Comm, (addr, numbers): (u64, u64), rank: u32) {
+pub(super) fn meet_in_buffers(comm: &Comm, (addr, numbers): (u64, u64), rank: u32) {
     let state = comm.state().unwrap();
     let number: u64 = at(numbers + 8 * u64::from(1 - rank));
     word(addr).store(1000 + rank, Ordering::Relaxed);
