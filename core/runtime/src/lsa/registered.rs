@@ -184,7 +184,9 @@ impl Lsa {
             at.map(|at| table.own.swap_remove(at))
         };
         let Some(Own { number, numbers, .. }) = own else { return };
-        self.retired.keep(0, numbers);
+        if let Some(numbers) = numbers {
+            self.retired.keep(0, numbers);
+        }
         for peer in self.team.others().map(|peer| self.team.first + peer) {
             if !self.bootstrap.has_left(peer)
                 && let Err(error) = self.send(peer, &Message::TakenBack(number, begun))
@@ -236,7 +238,9 @@ impl Lsa {
             }
             Message::TakenBack(number, begun) => {
                 let memory = self.registered.table().mapped.remove(&(from, number));
-                self.retired.keep(begun, memory);
+                if let Some(memory) = memory {
+                    self.retired.keep(begun, memory);
+                }
                 Ok(false)
             }
         }
