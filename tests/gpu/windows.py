@@ -8,7 +8,8 @@ graph that is replayed with new data. `rounds`: windows that come and go, of mem
 `lifetimes`: memory that is freed before its window is taken back (`ncclMemAlloc`), windows that outlive their
 communicator. `kill`, `kill_messages`: a rank dies while others use its window. `--only PHASE` runs one. Each
 phase has windows of `ncclMemAlloc`, which are mapped side by side, then of `cudaMalloc`, which other
-processes open by IPC handles (`--memory`); logs must say that all ranks have mapped them. There is a process
+processes open by IPC handles, then such whose second half lies in the memory of the host, by CUDA's VMM
+(`--memory`); logs must say that all ranks have mapped them. There is a process
 for each rank; the ranks share the GPUs that there are. Prints a line for each; the exit code is 1 if anything
 was wrong. Needs a GPU, no framework. Not under MPS, whose clients a killed one takes with it.
 """
@@ -32,9 +33,12 @@ from processes import ended_badly, has_gpu, log, log_to, said
 from rank import SUM, Failed, Rank
 
 PHASES = ["collectives", "outside", "messages", "graph", "rounds", "lifetimes", "kill", "kill_messages"]
+# An attribute of devices, and a kind of location, in the driver's numbers.
+HOST_NUMA_ID, HOST_NUMA = 134, 3
 SYMMETRIC, UINT8, INT32, WINDOW = 1, 1, 2, 64 << 20
 # By memory: what the log says of a window that all ranks have mapped.
-MAPPED = {"ncclMemAlloc": "kernels have a window of ", "cudaMalloc": "calls and puts reach a window of "}
+SIDE_BY_SIDE, APART = "kernels have a window of ", "calls and puts reach a window of "
+MAPPED = {"ncclMemAlloc": SIDE_BY_SIDE, "cudaMalloc": APART, "half of host": SIDE_BY_SIDE}
 HOST_ONLY = "the window is one for the host alone"
 # Bytes of a block: what the least part for zero_copy needs for all numbers of ranks, odd, and much.
 BLOCKS = [512 << 10, (1 << 20) + 16, 4 << 20]
@@ -138,6 +142,24 @@ def table(folder):
             yield f"{found[1]:16} {found[2]:>9}  {found[3]:32} {'staged: ' + why[1] if why else 'zero-copy'}"
 
 
+class MemoryProperties(ctypes.Structure):
+    """`CUmemAllocationProp`: pinned memory at a location, shared by descriptors."""
+
+    _fields_ = [
+        ("kind", ctypes.c_int),
+        ("handles", ctypes.c_int),
+        ("location", ctypes.c_int * 2),
+        ("metadata", P),
+        ("flags", ctypes.c_ubyte * 8),
+    ]
+
+
+class Access(ctypes.Structure):
+    """`CUmemAccessDesc`."""
+
+    _fields_ = [("location", ctypes.c_int * 2), ("flags", ctypes.c_int)]
+
+
 class Windowed(Rank):
     """A rank whose buffers lie in windows."""
 
@@ -163,14 +185,41 @@ class Windowed(Rank):
 
     def allocate(self):
         memory = P()
+        if self.options.memory == "half of host":
+            return self.reserved()
         if self.is_plain():
             self.cuda("cuMemAlloc_v2", ctypes.byref(memory), SIZE(WINDOW))
         else:
             self.check(self.nccl.ncclMemAlloc(ctypes.byref(memory), WINDOW))
         return memory.value
 
+    def reserved(self):
+        """A range of addresses whose first half is memory of the GPU, the second of the host."""
+        device, node, range_at = ctypes.c_int(), ctypes.c_int(), ctypes.c_uint64()
+        self.cuda("cuCtxGetDevice", ctypes.byref(device))
+        self.cuda("cuDeviceGetAttribute", ctypes.byref(node), HOST_NUMA_ID, device)
+        words = (SIZE(WINDOW), SIZE(0), ctypes.c_uint64(0), ctypes.c_ulonglong(0))
+        self.cuda("cuMemAddressReserve", ctypes.byref(range_at), *words)
+        places = [(1, device.value), (HOST_NUMA, max(node.value, 0))]
+        for half, place in enumerate(places):
+            properties = MemoryProperties(kind=1, handles=1, location=place)
+            handle, length = ctypes.c_uint64(), SIZE(WINDOW // 2)
+            at = ctypes.c_uint64(range_at.value + half * WINDOW // 2)
+            flags = ctypes.c_ulonglong(0)
+            self.cuda("cuMemCreate", ctypes.byref(handle), length, ctypes.byref(properties), flags)
+            self.cuda("cuMemMap", at, length, SIZE(0), handle, flags)
+            access = Access(location=places[0], flags=3)
+            self.cuda("cuMemSetAccess", at, length, ctypes.byref(access), SIZE(1))
+            self.cuda("cuMemRelease", handle)
+        return range_at.value
+
     def free(self, memory):
-        if self.is_plain():
+        if self.options.memory == "half of host":
+            for half in range(2):
+                at = ctypes.c_uint64(memory + half * WINDOW // 2)
+                self.cuda("cuMemUnmap", at, SIZE(WINDOW // 2))
+            self.cuda("cuMemAddressFree", ctypes.c_uint64(memory), SIZE(WINDOW))
+        elif self.is_plain():
             self.cuda("cuMemFree_v2", ctypes.c_uint64(memory))
         else:
             self.check(self.nccl.ncclMemFree(memory))

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
-    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemLocationType,
+    CUdeviceptr, CUmemAccess_flags, CUmemAccessDesc, CUmemLocation, CUmemLocationType, CUpointer_attribute,
 };
 use hawser_base::error::{Error, Result};
 
@@ -49,13 +49,30 @@ pub fn pieces(context: &Arc<Context>, addr: u64, bytes: u64) -> Result<Pieces> {
     Ok(Pieces { base: first.unwrap_or(addr), pieces, granularity: vmm::granularity(context)? })
 }
 
-/// The range around an address that is mapped at once.
+/// The range around an address that is mapped at once. Of pieces in the memory of the host the driver tells it
+/// by attributes alone: by the other way they begin at 0.
 fn piece_at(context: &Arc<Context>, addr: u64) -> Result<(u64, u64)> {
     let _scope = context.enter_relaxed()?;
     let (mut base, mut length) = (0, 0);
     // SAFETY: valid for the address and the length.
     let status = unsafe { context.driver.mem_address_range(&mut base, &mut length, addr) };
-    if status.is_ok() { Ok((base, length as u64)) } else { Err(not_shared(context, status, addr)) }
+    let holds = |base: u64, length: u64| addr.checked_sub(base).is_some_and(|at| at < length);
+    if status.is_ok() && holds(base, length as u64) {
+        return Ok((base, length as u64));
+    }
+    let attribute = |attribute| {
+        let mut value: u64 = 0;
+        // SAFETY: these attributes are addresses and lengths of 8 bytes.
+        let status = unsafe { context.driver.pointer_attribute((&raw mut value).cast(), attribute, addr) };
+        if status.is_ok() { Ok(value) } else { Err(not_shared(context, status, addr)) }
+    };
+    let base = attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR)?;
+    let length = attribute(CUpointer_attribute::CU_POINTER_ATTRIBUTE_MAPPING_SIZE)?;
+    if holds(base, length) {
+        return Ok((base, length));
+    }
+    let text = format!("{context}: the driver does not tell which memory lies at {addr:#x}");
+    Err(Error::invalid_usage(text).remedy("register memory of ncclMemAlloc"))
 }
 
 fn not_shared(context: &Context, status: super::result::Status, addr: u64) -> Error {

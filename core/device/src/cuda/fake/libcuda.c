@@ -164,6 +164,7 @@ API cuMemGetAddressRange_v2(ptr_t *base, size_t *bytes, ptr_t p) {
   struct range *r = find(p);
   if (!r || (r->kind != DEVICE && r->kind != VMM)) return INVALID_VALUE;
   *base = (ptr_t)r->addr, *bytes = r->bytes;
+  if (r->kind == VMM && is_env("FAKE_HOST_PIECES")) *base = 0; /* as the driver does of VMM in the host's memory */
   return OK;
 }
 API cuIpcGetMemHandle(int *handle, ptr_t p) {
@@ -283,6 +284,8 @@ API cuPointerGetAttribute(void *data, int attribute, ptr_t p) {
   if (!r) return INVALID_VALUE;
   if (attribute == 8) return *(char *)data = 0, OK;
   if (attribute == 10) return *(char *)data = r->kind == DEVICE, OK; // suits legacy IPC
+  if (attribute == 18) return r->kind == VMM ? *(uint64_t *)data = r->bytes, OK : INVALID_VALUE;
+  if (attribute == 19) return r->kind == VMM ? *(uint64_t *)data = (ptr_t)r->addr, OK : INVALID_VALUE;
   if (attribute == 7) return *(uint64_t *)data = r->id, OK; // no two have the same
   unsigned value = attribute == 2 ? (r->kind < PINNED ? 2 : 1) : attribute == 9 ? r->device
                  : attribute == 16 ? (!current || r->device == current->device || r->access >> current->device & 1 ? 3 : 0) : 0;

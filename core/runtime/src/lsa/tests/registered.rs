@@ -71,6 +71,14 @@ fn maps(comm: &Comm, rank: u32) {
     meet(comm);
 }
 
+/// The driver tells less of such pieces.
+#[test]
+fn pieces_in_the_memory_of_the_host_are_mapped_too() {
+    const NAME: &str = "pieces_in_the_memory_of_the_host_are_mapped_too";
+    let env = [&ENV[..], &[("FAKE_HOST_PIECES", "1")]].concat();
+    with_fake_kernels(module_path!(), NAME, &env, || of_both_processes((module_path!(), NAME), &[], maps));
+}
+
 #[test]
 fn memory_that_goes_with_its_owner_is_not_lent() {
     const NAME: &str = "memory_that_goes_with_its_owner_is_not_lent";
