@@ -5,6 +5,7 @@
 lines are a table that says so, or why not. `outside`: on one rank a buffer lies outside, so all stage.
 `messages`: sends and receives of every place in and outside of windows, also in graphs. `graph`: a call in a
 graph that is replayed with new data. `rounds`: windows that come and go, of memory that is used again.
+`during`: windows that are taken back while a call uses them, a misuse after which all goes on.
 `lifetimes`: memory that is freed before its window is taken back (`ncclMemAlloc`), windows that outlive their
 communicator. `kill`, `kill_messages`: a rank dies while others use its window. `--only PHASE` runs one. Each
 phase has windows of `ncclMemAlloc`, which are mapped side by side, then of `cudaMalloc`, which other
@@ -32,7 +33,8 @@ from nccl import SIZE, P
 from processes import ended_badly, has_gpu, log, log_to, said
 from rank import SUM, Failed, Rank
 
-PHASES = ["collectives", "outside", "messages", "graph", "rounds", "lifetimes", "kill", "kill_messages"]
+PHASES = ["collectives", "outside", "messages", "graph", "rounds", "during", "lifetimes", "kill"]
+PHASES += ["kill_messages"]
 # An attribute of devices, and a kind of location, in the driver's numbers.
 HOST_NUMA_ID, HOST_NUMA = 134, 3
 SYMMETRIC, UINT8, INT32, WINDOW = 1, 1, 2, 64 << 20
@@ -379,6 +381,16 @@ class Windowed(Rank):
                 self.buffers = [self.allocate(), self.allocate()]
             self.windows = [self.register(buffer) for buffer in self.buffers]
             self.call("all_gather", BLOCKS[2], tag)
+
+    def during(self):
+        for tag in range(20):
+            words = (*self.buffers, WINDOW // 4, INT32, SUM, self.comm, self.stream)
+            self.check(self.nccl.ncclAllReduce(*words))
+            for window in self.windows:
+                self.check(self.nccl.ncclCommWindowDeregister(self.comm, window))
+            self.settle()
+            self.windows = [self.register(buffer) for buffer in self.buffers]
+            self.call("all_reduce", BLOCKS[2], tag)
 
     def lifetimes(self):
         self.call("all_reduce", BLOCKS[2], 1)
