@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use hawser_runtime::gin::Form;
-use hawser_runtime::gin::descriptor::WORDS;
-use hawser_runtime::lsa::layout::{Family, NetworkOffsets, Offsets, Strides, TablePart, WindowImage};
+use hawser_runtime::gin::descriptor::{SHORT_WORDS, WORDS};
+use hawser_runtime::lsa::layout::{
+    Family, NETWORK_228, NetworkOffsets, Offsets, Strides, TablePart, WindowImage,
+};
 use hawser_tests::skip::skipped;
 
 fn at(of: &str, field: &str, at: usize) -> String {
@@ -36,7 +38,11 @@ fn program(offsets: Offsets, window_bytes: usize, version: u32) -> String {
     text += &comm("railGinBarrier", offsets.rail_barrier);
     text += &offsets.hybrid_barrier.map_or(String::new(), |at| comm("hybridLsaBarrier", at));
     text += &offsets.abort_flag.map_or(String::new(), |at| comm("abortFlag", at));
-    text += &offsets.network.map_or(String::new(), |network| network_program(network, version));
+    text += &match offsets.network {
+        Some(network) => network_program(network, version),
+        None if version < 22900 => short_network_program(),
+        None => String::new(),
+    };
     text += &window("lsaFlatBase", offset_of!(WindowImage, flat_base));
     text += &window("lsaRank", offset_of!(WindowImage, lsa_rank));
     text += &window("worldRank", offset_of!(WindowImage, world_rank));
@@ -77,12 +83,37 @@ fn network_program(network: NetworkOffsets, version: u32) -> String {
     let mut text: String = fields.iter().map(|(field, offset)| at("ncclDevComm", field, *offset)).collect();
     text += "#include <nccl_device/gin/proxy/gin_proxy_device_host_common.h>\n";
     text += &size("ncclGinProxyGfd_t", 8 * WORDS);
+    text += &context_program(version);
+    text
+}
+
+/// The same of 2.28, with descriptors of eight words.
+fn short_network_program() -> String {
+    let network = NETWORK_228;
+    let fields = [
+        ("ginContextCount", network.contexts),
+        ("ginTypes", network.types),
+        ("ginHandles", network.handles),
+        ("ginSignalBase", network.signals - 4),
+        ("ginSignalCount", network.signals),
+        ("ginCounterBase", network.counters - 4),
+        ("ginCounterCount", network.counters),
+        ("ginSignalShadows", network.shadows),
+    ];
+    let mut text: String = fields.iter().map(|(field, offset)| at("ncclDevComm", field, *offset)).collect();
+    text += "#include <nccl_device/gin/proxy/gin_proxy_device_host_common.h>\n";
+    text += &size("ncclGinProxyGfd_t", 8 * SHORT_WORDS);
+    text + &context_program(22809)
+}
+
+/// The context of a version.
+fn context_program(version: u32) -> String {
     let form = match version {
         ..23005 => Form::Bare,
         23005..23200 => Form::Counted,
         _ => Form::Promising,
     };
-    text += &size("ncclGinProxyGpuCtx_t", form.bytes());
+    let mut text = size("ncclGinProxyGpuCtx_t", form.bytes());
     let context = ["queues", "pis", "cis", "counters", "signals"];
     for (number, field) in context.iter().enumerate() {
         text += &at("ncclGinProxyGpuCtx_t", field, 8 + 8 * number);

@@ -54,11 +54,11 @@ fn create(handle: &Arc<Handle>, reqs: In<DevCommRequirements>, out: Out<u8>) -> 
     let lists = Lists(&given);
     refuse_counted(&given)?;
     lists.refuse_multicast()?;
-    let resources = lists.resources(has_header)?;
+    let resources = lists.resources(has_header || asks_for_network(&given))?;
     let uses_network = resources.iter().any(|resource| resource.signals != 0 || resource.counters != 0);
     let (rails, ranks) = (teams::rails(handle)?, handle.comm.ranks());
     let teams = Teams { rails, near: ranks / rails.max(1), ranks };
-    let network = gin::wanted(&given, (version, family), teams, uses_network)?;
+    let network = gin::wanted(&given, version, teams, uses_network)?;
     let wanted = Wanted {
         version,
         family,
@@ -90,11 +90,27 @@ fn create(handle: &Arc<Handle>, reqs: In<DevCommRequirements>, out: Out<u8>) -> 
 /// so.
 fn read(reqs: In<DevCommRequirements>) -> Result<(DevCommRequirements, u32, bool)> {
     if let Some(given) = reqs.read_headless("reqs", NOTHING, API_MAGIC, HEADLESS_BYTES)? {
-        return Ok((given, HEADLESS, false));
+        return Ok((without_garbage(given), HEADLESS, false));
     }
     let given = reqs.read_versioned("reqs", NOTHING, API_MAGIC)?;
     let version = if given.use_runtime_version != 0 { VERSION_CODE.unsigned_abs() } else { given.version };
     Ok((given, version, true))
+}
+
+/// A struct without a header is shorter in 2.28.3, which has no network: what lies behind it is left out if
+/// no program would ask so.
+fn without_garbage(given: DevCommRequirements) -> DevCommRequirements {
+    let numbers = [given.gin_contexts, given.gin_signals, given.gin_counters];
+    let is_sane = given.gin_force_enable <= 1 && numbers.iter().all(|number| (0..1 << 20).contains(number));
+    if is_sane {
+        return given;
+    }
+    DevCommRequirements { gin_force_enable: 0, gin_contexts: 0, gin_signals: 0, gin_counters: 0, ..given }
+}
+
+/// True if a program without a header asks for the network, so that its resources may as well.
+fn asks_for_network(given: &DevCommRequirements) -> bool {
+    given.gin_force_enable != 0 || given.gin_signals != 0 || given.gin_counters != 0
 }
 
 /// Nothing is asked for.
@@ -142,14 +158,13 @@ fn refuse_counted(given: &DevCommRequirements) -> Result<()> {
 struct Lists<'a>(&'a DevCommRequirements);
 
 impl Lists<'_> {
-    /// The needs of resources. Without a header what they say of the network is not looked at: not all
-    /// versions have it.
-    fn resources(&self, has_header: bool) -> Result<Vec<Requirement>> {
+    /// The needs of resources. What they say of the network is looked at if the version has one.
+    fn resources(&self, has_network: bool) -> Result<Vec<Requirement>> {
         let (mut found, mut next) = (Vec::new(), self.0.resources.cast::<c_void>());
         while !next.is_null() {
             check_length(found.len(), "resourceRequirementsList")?;
             let least = In::inside(next.cast::<[u8; LEAST_REQUIREMENT]>());
-            let one = match has_header {
+            let one = match has_network {
                 true => In::inside(next.cast::<Requirement>()).read("resourceRequirementsList")?,
                 false => Requirement::of_least(least.read("resourceRequirementsList")?),
             };

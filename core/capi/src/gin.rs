@@ -3,7 +3,7 @@
 //! There is one type, the proxy: kernels write descriptors, and a thread of the host carries them out.
 
 use hawser_runtime::gin::Form;
-use hawser_runtime::lsa::layout::Family;
+use hawser_runtime::lsa::layout::MOST_SHORT_CONTEXTS;
 use hawser_runtime::lsa::resources::NetworkWanted;
 use hawser_runtime::{Error, Result};
 
@@ -35,6 +35,7 @@ pub struct Teams {
 /// The layout of the contexts of a version, if its network is offered.
 pub fn form(version: u32) -> Option<Form> {
     match version {
+        22807..=22809 => Some(Form::Short),
         23003..=23004 => Some(Form::Bare),
         23005..=23007 => Some(Form::Counted),
         23203 => Some(Form::Promising),
@@ -50,7 +51,7 @@ pub fn form(version: u32) -> Option<Form> {
 /// `InvalidUsage`: its version, or the type of network that it wants, is not offered.
 pub fn wanted(
     given: &DevCommRequirements,
-    (version, family): (u32, Family),
+    version: u32,
     teams: Teams,
     of_resources: bool,
 ) -> Result<Option<NetworkWanted>> {
@@ -63,8 +64,11 @@ pub fn wanted(
         ("resourceRequirementsList", of_resources),
     ];
     let needed = needs.into_iter().find(|(_, is_needed)| *is_needed).map(|(name, _)| name);
-    let connection = if given.gin_force_enable != 0 { FULL } else { given.gin_connection_type };
-    let Some(form) = form(version).filter(|_| family.offsets().network.is_some()) else {
+    let form = form(version);
+    // Before 2.30 whoever needs it has it, with all ranks connected.
+    let is_full = given.gin_force_enable != 0 || form == Some(Form::Short) && needed.is_some();
+    let connection = if is_full { FULL } else { given.gin_connection_type };
+    let Some(form) = form else {
         let name = (connection != 0).then_some("ginConnectionType").or(needed);
         return name.map_or(Ok(None), |name| Err(not_in(version, name)));
     };
@@ -90,9 +94,14 @@ pub fn wanted(
         _ => 1,
     };
     let most = i32::MAX;
+    // The number is a hint in 2.28, which has few.
+    let contexts = match form {
+        Form::Short => given.gin_contexts.clamp(1, MOST_SHORT_CONTEXTS.cast_signed()),
+        _ => given.gin_contexts.max(1),
+    };
     Ok(Some(NetworkWanted {
         form,
-        contexts: number("ginContextCount", given.gin_contexts.max(1), 1, MOST_CONTEXTS)?,
+        contexts: number("ginContextCount", contexts, 1, MOST_CONTEXTS)?,
         signals: number("ginSignalCount", given.gin_signals, 0, most)?,
         counters: number("ginCounterCount", given.gin_counters, 0, most)?,
         depth: number("ginQueueDepth", given.gin_queue_depth, 0, most)?,
@@ -116,7 +125,7 @@ fn not_in(version: u32, name: &str) -> Error {
         "{name} asks for a network in kernels (GIN), which programs of NCCL {major}.{minor}.{patch} do not \
          have with Hawser"
     ))
-    .remedy("compile the program with NCCL 2.30.3 to 2.30.7, or 2.32.3")
+    .remedy("compile the program with NCCL 2.28.7 to 2.28.9, 2.30.3 to 2.30.7, or 2.32.3")
 }
 
 #[cfg(test)]
@@ -129,7 +138,7 @@ mod tests {
     fn of(version: u32, change: impl Fn(&mut DevCommRequirements)) -> Result<Option<NetworkWanted>> {
         let mut given = NOTHING;
         change(&mut given);
-        wanted(&given, (version, Family::of(version).unwrap()), TEAMS, false)
+        wanted(&given, version, TEAMS, false)
     }
 
     #[test]
@@ -143,6 +152,10 @@ mod tests {
         assert_eq!(of(23004, |given| given.gin_force_enable = 1).unwrap().unwrap().form, Form::Bare);
         assert_eq!(of(23007, |_| {}).unwrap(), None);
         assert_eq!(of(22907, |_| {}).unwrap(), None);
+        let short = of(22809, |given| (given.gin_signals, given.gin_contexts) = (3, 9)).unwrap().unwrap();
+        assert_eq!((short.form, short.signals, short.contexts, short.stride), (Form::Short, 3, 4, 1));
+        assert_eq!(of(22809, |given| given.barriers = 1).unwrap().unwrap().contexts, 1);
+        assert_eq!(of(22809, |given| given.lsa_barriers = 1).unwrap(), None);
     }
 
     #[test]
@@ -150,7 +163,7 @@ mod tests {
         type Change = fn(&mut DevCommRequirements);
         let cases: [(u32, Change, &str); 7] = [
             (23007, |given| given.barriers = 1, "barrierCount needs"),
-            (22809, |given| given.gin_force_enable = 1, "2.28.9 do not have"),
+            (22903, |given| given.gin_force_enable = 1, "2.29.3 do not have"),
             (22907, |given| given.rail_barriers = 1, "railGinBarrierCount asks"),
             (23007, |given| (given.gin_connection_type, given.world_barriers) = (RAIL, 1), "is RAIL"),
             (23203, |given| (given.gin_connection_type, given.gin_type) = (FULL, 3), "ginType is 3"),

@@ -12,7 +12,7 @@ mod on_the_stand_in {
     use hawser_base::figures::{self, Reading};
     use hawser_device::cuda::fake::{fake, in_two_processes, with_fake_kernels};
     use hawser_runtime::gin::Form;
-    use hawser_runtime::gin::descriptor::{WORDS, op};
+    use hawser_runtime::gin::descriptor::{SHORT_WORDS, WORDS, op};
     use hawser_runtime::lsa::layout::Family;
 
     use crate::support::*;
@@ -67,6 +67,7 @@ mod on_the_stand_in {
 
     /// A context of a network, as device code has it.
     struct Kernel {
+        is_short: bool,
         depth: u32,
         queues: u64,
         written: u64,
@@ -78,12 +79,32 @@ mod on_the_stand_in {
     impl Kernel {
         /// The context of an `ncclDevComm`.
         fn new(made: &[u8], (family, form): (Family, Form), context: u64) -> Self {
-            let offsets = family.offsets().network.unwrap();
-            assert_eq!((made[offsets.connections], made[offsets.first_type]), (1, 2), "one proxy");
-            let handle = u64::from_ne_bytes(made[offsets.handle..][..8].try_into().unwrap());
-            let of = handle + context * form.bytes() as u64;
+            let word = |at: usize| u64::from_ne_bytes(made[at..][..8].try_into().unwrap());
+            let of = match family.offsets().network {
+                Some(offsets) => {
+                    let kinds = (made[offsets.connections], made[offsets.first_type]);
+                    assert_eq!(kinds, (1, 2), "one proxy");
+                    word(offsets.handle) + context * form.bytes() as u64
+                }
+                None => {
+                    assert_eq!(made[136..139], [2, 2, 2], "two contexts of proxies");
+                    assert_eq!(word(176) >> 32, SIGNALS + OF_RESOURCE, "from 0 on");
+                    word(144 + 8 * context as usize)
+                }
+            };
             let [queues, written, done, counters, signals] = [1, 2, 3, 4, 5].map(|field| at(of + 8 * field));
-            Self { depth: at(of + 4), queues, written, done, counters, signals }
+            let is_short = form == Form::Short;
+            Self { is_short, depth: at(of + 4), queues, written, done, counters, signals }
+        }
+
+        /// A descriptor as 2.28 has it.
+        fn shortened(long: &[u64; WORDS]) -> [u64; SHORT_WORDS] {
+            let mut short: [u64; SHORT_WORDS] = long[..SHORT_WORDS].try_into().unwrap();
+            let of = long[5];
+            short[0] |= (long[7] >> 8 & 0x3f) << 1;
+            short[5] = 1 | (of >> 1 & 0xffff) << 8 | (of >> 24 & 0xffff) << 24 | (of >> 48) << 40;
+            short[7] = 1;
+            short
         }
 
         /// Writes a descriptor into the queue of a peer, once there is a place.
@@ -97,7 +118,8 @@ mod on_the_stand_in {
             descriptor[0] |= size << 7;
             descriptor[7] |= operation << 8;
             words.iter().for_each(|(at, word)| descriptor[*at] |= *word);
-            let place = u64::from(peer * self.depth + index % self.depth) * 128;
+            let descriptor = if self.is_short { &Self::shortened(&descriptor)[..] } else { &descriptor };
+            let place = u64::from(peer * self.depth + index % self.depth) * 8 * descriptor.len() as u64;
             // The words may be seen in any order.
             for (number, word) in descriptor.iter().enumerate().rev() {
                 word64(self.queues + place + 8 * number as u64).store(*word, Ordering::Release);
@@ -242,7 +264,9 @@ mod on_the_stand_in {
             let mut meetings = 0;
             let before = fake("fake_copies_within");
             self.exchange(&mut meetings);
-            self.get(&mut meetings);
+            if self.layout.1 != Form::Short {
+                self.get(&mut meetings);
+            }
             let after = fake("fake_copies_within");
             assert_eq!(after, before, "copies for which kernels would have to make room");
         }
@@ -337,7 +361,10 @@ mod on_the_stand_in {
             (needs[4], needs[5]) = (address as u32, (address >> 32) as u32);
             // Contexts, signals, counters, all ranks connected, and places in a queue.
             (needs[15], needs[16], needs[17], needs[18], needs[20]) = (2, SIGNALS as u32, 1, 1, 8);
-            ok(ncclDevCommCreate(rank.comm(), needs.as_ptr().cast(), rank.made.as_mut_ptr().cast()));
+            // In 2.28 they have no header, and end with the counters.
+            let from = if layout.1 == Form::Short { 4 } else { 0 };
+            let needs = needs[from..].as_ptr();
+            ok(ncclDevCommCreate(rank.comm(), needs.cast(), rank.made.as_mut_ptr().cast()));
         }
         ok(ncclGroupEnd());
         for (rank, window) in all.iter_mut().zip(windows) {
@@ -362,6 +389,7 @@ mod on_the_stand_in {
     fn ranks_of_a_load_store_team_put_and_get() {
         with_fake_kernels(module_path!(), "ranks_of_a_load_store_team_put_and_get", &ENV, || {
             for (version, layout) in [
+                (22809, (Family::V228, Form::Short)),
                 (23004, (Family::V230, Form::Bare)),
                 (23007, (Family::V230, Form::Counted)),
                 (23203, (Family::V232, Form::Promising)),

@@ -49,8 +49,8 @@ pub fn pieces(context: &Arc<Context>, addr: u64, bytes: u64) -> Result<Pieces> {
     Ok(Pieces { base: first.unwrap_or(addr), pieces, granularity: vmm::granularity(context)? })
 }
 
-/// The range around an address that is mapped at once. Of pieces in the memory of the host the driver tells it
-/// by attributes alone: by the other way they begin at 0.
+/// The range around an address that is mapped at once. Of pieces in the memory of the host the driver tells
+/// it by attributes alone: by the other way they begin at 0.
 fn piece_at(context: &Arc<Context>, addr: u64) -> Result<(u64, u64)> {
     let _scope = context.enter_relaxed()?;
     let (mut base, mut length) = (0, 0);

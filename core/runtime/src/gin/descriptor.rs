@@ -6,6 +6,8 @@ use hawser_base::error::{Error, Result};
 
 /// Words of a descriptor.
 pub const WORDS: usize = 16;
+/// Words of one of 2.28.
+pub const SHORT_WORDS: usize = 8;
 
 /// Bits of an operation (`ncclGinProxyOp_t`).
 pub mod op {
@@ -121,6 +123,18 @@ pub fn read(words: &[u64; WORDS]) -> Result<Action> {
     Ok(Action::Put { bytes, signal, counter })
 }
 
+/// The same work as 2.28 writes it ([`SHORT_WORDS`]) in words of later versions: the operation is beside the
+/// size, and counters, signals and what is added to them have 16 bits less.
+pub fn lengthened(short: &[u64; WORDS]) -> [u64; WORDS] {
+    let mut words = *short;
+    let operation = short[0] >> 1 & 0x3f;
+    let [counter, signal, low] = [8, 24, 40].map(|at| short[5] >> at & 0xffff);
+    words[0] = short[0] & !(0x3f << 1);
+    words[5] = short[5] & 1 | counter << 1 | signal << 24 | low << 48;
+    words[7] = short[7] & 1 | operation << 8;
+    words
+}
+
 /// The bytes of a put.
 fn source(words: &[u64; WORDS], operation: u64, size: u64) -> Result<Source> {
     if operation & op::INLINE == 0 {
@@ -147,7 +161,7 @@ fn signal_value(words: &[u64; WORDS]) -> u64 {
 
 fn unknown(what: &str) -> Error {
     Error::invalid_usage(format!("a kernel asks the network for {what}"))
-        .remedy("compile it with the headers of NCCL 2.30.3 to 2.32.3, and pass windows that are registered")
+        .remedy("compile it with the headers of NCCL 2.28.7 to 2.32.3, and pass windows that are registered")
 }
 
 #[cfg(test)]
@@ -186,6 +200,24 @@ mod tests {
         let add = read(&written(op::WINDOW_SIGNAL | op::SIGNAL_INC, 0, &place_words(1, to))).unwrap();
         assert_eq!(add, Action::Add { to, value: 1 });
         assert_eq!(read(&written(op::FLUSH, 0, &[])).unwrap(), Action::Flush);
+    }
+
+    /// A put of a value with a counter and a signal, by the bit fields of the headers of 2.28.9.
+    #[test]
+    fn what_2_28_writes_means_the_same() {
+        let (value, to) = (0x0102_0304_0506_0708u64, Place { window: 3, offset: 40 });
+        let operation = op::PUT | op::INLINE | op::SIGNAL_ADD | op::COUNTER;
+        let mut words = [0; WORDS];
+        words[..SHORT_WORDS].fill(1);
+        words[0] |= operation << 1 | 8 << 7;
+        (words[1], words[2]) = (1 | (value & 0xffff_ffff_ffff) << 8, 1 | (value >> 48) << 8);
+        place_words(3, to).into_iter().for_each(|(at, word)| words[at] |= word);
+        words[5] |= 7 << 8 | 9 << 24 | 0xbeef << 40;
+        words[6] |= 0xcafe << 8 | 0x1234_5678 << 24;
+        let signal = Some(SignalAdd { index: 9, value: 0x1234_5678_cafe_beef });
+        let bytes = Some((Source::Value(value.to_le_bytes()), to, 8));
+        let put = Action::Put { bytes, signal, counter: Some(7) };
+        assert_eq!(read(&lengthened(&words)).unwrap(), put);
     }
 
     #[test]

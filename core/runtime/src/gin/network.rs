@@ -9,11 +9,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use hawser_base::error::Result;
 use hawser_device::{Device, HostWords, Memory};
 
-use super::descriptor::{WORDS, is_written};
+use super::descriptor::{self, SHORT_WORDS, WORDS, is_written};
 use crate::rma::Board;
 
-/// Bytes of a descriptor.
-const DESCRIPTOR: u64 = (WORDS * size_of::<u64>()) as u64;
 /// Bytes to whose multiples the parts of a memory are rounded up.
 const LINE: u64 = 128;
 /// Bytes that pass through memory of the host at once, on their way within a GPU.
@@ -26,6 +24,8 @@ const DEPTHS: (u32, u32) = (8, 4096);
 /// The struct that a program's device code has for a context (`ncclGinProxyGpuCtx_t`), which has only grown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
+    /// Of 2.28: as until 2.30.4, with descriptors of half the length.
+    Short,
     /// Until 2.30.4.
     Bare,
     /// From 2.30.5 on: signals are reset by numbers beside them, and gets are counted.
@@ -38,10 +38,20 @@ impl Form {
     /// Its length.
     pub fn bytes(self) -> usize {
         match self {
-            Self::Bare => 48,
+            Self::Short | Self::Bare => 48,
             Self::Counted => 72,
             Self::Promising => 80,
         }
+    }
+
+    /// Words of a descriptor.
+    fn words(self) -> usize {
+        if self == Self::Short { SHORT_WORDS } else { WORDS }
+    }
+
+    /// Bytes of a descriptor.
+    fn descriptor(self) -> u64 {
+        (self.words() * size_of::<u64>()) as u64
     }
 }
 
@@ -95,7 +105,7 @@ impl Places {
         let (contexts, ranks) = (u64::from(needs.contexts), u64::from(ranks));
         let queues = contexts * ranks;
         let (signals, counters) = (contexts * u64::from(needs.signals), contexts * u64::from(needs.counters));
-        let mut host = Room { next: queues * u64::from(depth) * DESCRIPTOR };
+        let mut host = Room { next: queues * u64::from(depth) * needs.form.descriptor() };
         let mut device = Room { next: 0 };
         Self {
             done: host.take(4 * queues),
@@ -169,12 +179,14 @@ impl Network {
         self.memory.bytes
     }
 
-    /// The oldest descriptor of a queue that is whole and was not taken out before, which it is now.
+    /// The oldest descriptor of a queue that is whole and was not taken out before, which it is now; in the
+    /// words of the longer forms.
     pub fn take(&self, context: u32, peer: u32) -> Option<[u64; WORDS]> {
         let queue = self.queue(context, peer);
         let taken = self.taken[queue].load(Ordering::Relaxed);
         let first = queue * self.depth as usize + (taken & (self.depth - 1)) as usize;
-        let words: &[AtomicU64] = self.host(first as u64 * DESCRIPTOR, WORDS);
+        let form = self.needs.form;
+        let words: &[AtomicU64] = self.host(first as u64 * form.descriptor(), form.words());
         let mut descriptor = [0; WORDS];
         for (word, place) in words.iter().zip(&mut descriptor) {
             *place = word.load(Ordering::Acquire);
@@ -184,7 +196,7 @@ impl Network {
         }
         words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         self.taken[queue].store(taken.wrapping_add(1), Ordering::Relaxed);
-        Some(descriptor)
+        Some(if form == Form::Short { descriptor::lengthened(&descriptor) } else { descriptor })
     }
 
     /// The oldest descriptor of a queue that was taken out is done: the kernel may use its place again.
@@ -228,7 +240,7 @@ impl Network {
             image.extend(self.ranks.to_ne_bytes());
             image.extend(self.depth.to_ne_bytes());
             for address in [
-                host + queue * u64::from(self.depth) * DESCRIPTOR,
+                host + queue * u64::from(self.depth) * form.descriptor(),
                 device + at.written + 4 * queue,
                 host + at.done + 4 * queue,
                 host + at.counters + counter,

@@ -134,7 +134,7 @@ pub struct Offsets {
     pub hybrid_barrier: Option<usize>,
     /// The address of a word that ends waits of kernels; there is none in 2.28.
     pub abort_flag: Option<usize>,
-    /// The network; that of versions before 2.30 is not offered.
+    /// The network, from 2.30 on; that of 2.28 is laid out otherwise ([`NETWORK_228`]).
     pub network: Option<NetworkOffsets>,
 }
 
@@ -171,6 +171,33 @@ pub enum Strides {
     /// which the first one divides.
     Numbers(usize, usize),
 }
+
+/// The offsets of the network in an `ncclDevComm` of 2.28, which has a type and an address for each context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShortNetworkOffsets {
+    /// The number of contexts, a byte.
+    pub contexts: usize,
+    /// The type of each, a byte.
+    pub types: usize,
+    /// The address of each.
+    pub handles: usize,
+    /// The number of signals.
+    pub signals: usize,
+    /// The number of counters.
+    pub counters: usize,
+    /// The address of the numbers that kernels keep beside signals.
+    pub shadows: usize,
+}
+
+/// The network of 2.28.
+pub const NETWORK_228: ShortNetworkOffsets = ShortNetworkOffsets {
+    contexts: 136,
+    types: 137,
+    handles: 144,
+    signals: 180,
+    counters: 188,
+    shadows: 192,
+};
 
 /// The network of 2.30.
 const NETWORK_230: NetworkOffsets = NetworkOffsets {
@@ -321,7 +348,12 @@ pub struct NetworkImage {
     pub stride: u32,
     /// All signals come behind what was put before.
     pub has_strong_signals: bool,
+    /// Bytes of a context.
+    pub context_bytes: u64,
 }
+
+/// The most contexts of programs of 2.28 (`NCCL_GIN_MAX_CONTEXTS`).
+pub const MOST_SHORT_CONTEXTS: u32 = 4;
 
 /// The first signals of each kind of barriers over the network.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -371,15 +403,32 @@ impl DevCommImage {
         if let Some(at) = offsets.abort_flag {
             put(at, &self.abort_flag.to_ne_bytes());
         }
-        if let (Some(network), Some(places)) = (&self.network, offsets.network) {
+        if let Some(network) = &self.network {
             put(offsets.rail_barrier, &network.barriers.rail.to_ne_bytes());
-            network.write(&places, put);
+            match offsets.network {
+                Some(places) => network.write(&places, put),
+                None => network.write_short(put),
+            }
         }
         image
     }
 }
 
 impl NetworkImage {
+    /// Writes it into an `ncclDevComm` of 2.28 by `put`. The first signal and the first counter are 0.
+    fn write_short(&self, mut put: impl FnMut(usize, &[u8])) {
+        let (at, contexts) = (&NETWORK_228, self.contexts.min(MOST_SHORT_CONTEXTS));
+        put(at.contexts, &[contexts as u8]);
+        for context in 0..contexts as usize {
+            put(at.types + context, &[PROXY]);
+            let handle = self.handle + context as u64 * self.context_bytes;
+            put(at.handles + 8 * context, &handle.to_ne_bytes());
+        }
+        put(at.signals, &self.signals[0].to_ne_bytes());
+        put(at.counters, &self.signals[1].to_ne_bytes());
+        put(at.shadows, &self.shadows.to_ne_bytes());
+    }
+
     /// Writes it into an `ncclDevComm` by `put`.
     fn write(&self, at: &NetworkOffsets, mut put: impl FnMut(usize, &[u8])) {
         put(at.connections, &[1]);

@@ -216,6 +216,7 @@ impl Lsa {
             barriers: places.signals,
             stride: wanted.stride,
             has_strong_signals: wanted.has_strong_signals,
+            context_bytes: wanted.form.bytes() as u64,
         };
         let mut state = self.state();
         // `room` has made the first part.
@@ -332,8 +333,12 @@ impl Places {
         let connected = ranks / network.stride.max(1);
         let mut barrier = |count: u32, team: u32| take(count.checked_mul(team), 0).map(|first| first[0]);
         self.signals.world = barrier(network.world_barriers, ranks)?;
-        self.signals.rail = barrier(wanted.rail_barriers, rails)?;
-        self.signals.hybrid = [barrier(wanted.barriers, connected)?, barrier(wanted.barriers, rails)?];
+        if wanted.family.offsets().hybrid_barrier.is_some() {
+            self.signals.rail = barrier(wanted.rail_barriers, rails)?;
+            self.signals.hybrid = [barrier(wanted.barriers, connected)?, barrier(wanted.barriers, rails)?];
+        } else {
+            self.signals.rail = barrier(wanted.rail_barriers.max(wanted.barriers), rails)?;
+        }
         for (part, resource) in self.parts.iter_mut().zip(&wanted.resources) {
             [part.signal, part.counter] = take(Some(resource.signals), resource.counters)?;
         }

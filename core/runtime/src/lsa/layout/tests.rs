@@ -57,6 +57,30 @@ fn fields_are_where_device_code_reads_them() {
     }
 }
 
+/// The last fields of an `ncclDevComm` of 2.28.9: the numbers of contexts, of signals and of counters are not
+/// side by side.
+#[test]
+fn each_context_of_2_28_has_a_type_and_an_address() {
+    let (barriers, context_bytes) = (NetworkBarriers { rail: 9, ..NetworkBarriers::default() }, 48);
+    let network = NetworkImage {
+        handle: 0x1_0000_1000,
+        contexts: 3,
+        signals: [7, 8],
+        shadows: 0x2_0000_2000,
+        barriers,
+        stride: 1,
+        has_strong_signals: true,
+        context_bytes,
+    };
+    let image = DevCommImage { network: Some(network), ..DevCommImage::default() };
+    let bytes = image.bytes(Family::V228);
+    let long = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+    assert_eq!(bytes[136..141], [3, 2, 2, 2, 0]);
+    assert_eq!([144, 152, 160, 168].map(long), [0x1_0000_1000, 0x1_0000_1030, 0x1_0000_1060, 0]);
+    assert_eq!([128, 176, 180, 184, 188].map(|at| word(&bytes, at)), [9, 0, 7, 0, 8]);
+    assert_eq!(long(192), 0x2_0000_2000);
+}
+
 /// Device code divides by the high half of a product, and mends the quotient by one.
 #[test]
 fn reciprocals_divide() {
