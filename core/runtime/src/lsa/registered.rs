@@ -1,14 +1,19 @@
 //! Buffers that a rank registers for itself (`ncclCommRegister`): the other processes of its host map them,
 //! so that calls on them need no staging there.
 //!
-//! Nobody waits for anybody. A rank offers its buffer to the others, which map it when they hear of it and
-//! answer with the place where they find it; `serve_registered` does both, on a thread of its own. When all
-//! have answered, this rank's kernels tell others those places, as of windows. Until then, and where one
-//! cannot map it, calls on it are staged.
+//! Nobody waits for anybody. A rank offers its buffer to the others. Each asks for the descriptors of one
+//! buffer after the other, so that few are on their way, maps it and answers with the place where it finds
+//! it; `serve_registered` does that, on a thread of its own. When all have answered, this rank's kernels tell
+//! others those places, as of windows. Until then, and where one cannot map it, calls on it are staged.
+//!
+//! ```text
+//! its rank ─Offer─► another one ─Wanted─► its rank ─descriptors, Sent─► the other one ─Mapped─► its rank
+//! ```
 //!
 //! The memory is of CUDA's VMM, which stays as long as somebody maps it. That of `cudaMalloc` would be gone
 //! with its owner's `cudaFree`, and nobody waits for the others there either.
 
+use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -33,8 +38,12 @@ const TELL: Duration = Duration::from_secs(2);
 /// The messages about a buffer, which its rank knows by a number.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
-    /// From its rank: map it. Its descriptors were passed before.
+    /// From its rank: it can be mapped.
     Offer(u64, Offer),
+    /// To its rank: the sender takes its descriptors now.
+    Wanted(u64),
+    /// From its rank: so many descriptors were passed.
+    Sent(u64, u32),
     /// To its rank: this is where the sender finds it.
     Mapped(u64, u64),
     /// To its rank: the sender cannot map it, and why.
@@ -58,6 +67,10 @@ struct Table {
     own: Vec<Own>,
     /// The buffers of other ranks, by the rank and its number for the buffer.
     mapped: FxHashMap<(u32, u64), Memory>,
+    /// Those that this rank has not mapped yet, in the order in which they were offered. The descriptors of
+    /// the first one are on their way if `is_asked`.
+    offers: VecDeque<((u32, u64), Offer)>,
+    is_asked: bool,
     /// The buffers that this rank has offered so far.
     offered: u64,
 }
@@ -82,6 +95,13 @@ impl Own {
 impl Table {
     fn own(&mut self, number: u64) -> Option<&mut Own> {
         self.own.iter_mut().find(|own| own.number == number)
+    }
+
+    /// Takes the buffer out whose descriptors are on their way, if it is this one.
+    fn asked(&mut self, of: (u32, u64)) -> Option<Offer> {
+        let is_this = self.is_asked && self.offers.front().is_some_and(|(offered, _)| *offered == of);
+        self.is_asked &= !is_this;
+        if is_this { self.offers.pop_front().map(|(_, offer)| offer) } else { None }
     }
 }
 
@@ -156,7 +176,7 @@ impl Lsa {
 
     fn offer_registered(&self, (addr, bytes): (u64, u64)) -> Result<()> {
         let share = Share::Pieces(self.maps()?.pieces(addr, bytes)?);
-        let (offer, descriptors) = offer(Purpose::Registered, (addr, bytes), Ok(Some(share)));
+        let (offer, _) = offer(Purpose::Registered, (addr, bytes), Ok(Some(share)));
         let offer = offer.map_err(Error::invalid_usage)?;
         let mut places = vec![None; self.team.ranks() as usize];
         places[self.team.rank as usize] = Some(addr);
@@ -168,9 +188,6 @@ impl Lsa {
             number
         };
         for peer in self.team.others().map(|peer| self.team.first + peer) {
-            for descriptor in &descriptors {
-                self.bootstrap.send_fd(peer, lane(number), descriptor.as_fd(), &tell())?;
-            }
             self.send(peer, &Message::Offer(number, offer.clone()))?;
         }
         Ok(())
@@ -218,6 +235,9 @@ impl Lsa {
                 }),
             }
         }
+        if let Err(error) = self.ask_next() {
+            log::info(Subsys::Reg, || format!("rank {}: {error}", self.bootstrap.rank()));
+        }
         has_more
     }
 
@@ -228,7 +248,17 @@ impl Lsa {
             return Err(Error::remote("it does not share memory with this rank"));
         };
         match message {
-            Message::Offer(number, offer) => self.answer(from, number, &offer).map(|()| false),
+            Message::Offer(number, _) if !self.lends.registered => {
+                let why = "it maps no registered buffers (NCCL_LOCAL_REGISTER=0, NCCL_P2P_DIRECT_DISABLE=1, \
+                           or not all ranks are processes of one host)";
+                self.send(from, &Message::Refused(number, why.to_owned())).map(|()| false)
+            }
+            Message::Offer(number, offer) => {
+                self.registered.table().offers.push_back(((from, number), offer));
+                Ok(false)
+            }
+            Message::Wanted(number) => self.pass_descriptors(from, number).map(|()| false),
+            Message::Sent(number, count) => self.answer((from, number), count).map(|()| false),
             Message::Mapped(number, place) => self.reached(team_rank, number, place),
             Message::Refused(number, why) => {
                 if let Some(own) = self.registered.table().own(number) {
@@ -237,7 +267,12 @@ impl Lsa {
                 Ok(false)
             }
             Message::TakenBack(number, begun) => {
-                let memory = self.registered.table().mapped.remove(&(from, number));
+                let mut table = self.registered.table();
+                // If its descriptors are on their way, they are dropped when they come.
+                table.asked((from, number));
+                table.offers.retain(|(of, _)| *of != (from, number));
+                let memory = table.mapped.remove(&(from, number));
+                drop(table);
                 if let Some(memory) = memory {
                     self.retired.keep(begun, memory);
                 }
@@ -246,9 +281,53 @@ impl Lsa {
         }
     }
 
-    /// Maps a buffer of another rank, and tells it how that went.
-    fn answer(&self, from: u32, number: u64, offer: &Offer) -> Result<()> {
-        let answer = match self.map_registered(from, number, offer) {
+    /// Asks for the descriptors of the next buffer that other ranks offer, if no others are on their way.
+    fn ask_next(&self) -> Result<()> {
+        let next = {
+            let mut table = self.registered.table();
+            if table.is_asked
+                && table.offers.front().is_some_and(|((from, _), _)| self.bootstrap.has_left(*from))
+            {
+                table.is_asked = false;
+            }
+            table.offers.retain(|((from, _), _)| !self.bootstrap.has_left(*from));
+            let next = table.offers.front().map(|(of, _)| *of).filter(|_| !table.is_asked);
+            table.is_asked |= next.is_some();
+            next
+        };
+        next.map_or(Ok(()), |(from, number)| self.send(from, &Message::Wanted(number)))
+    }
+
+    /// Passes the descriptors of a buffer of this rank to another one. They are made for it, and closed at
+    /// once: a program may register more pieces than it may have files open.
+    fn pass_descriptors(&self, to: u32, number: u64) -> Result<()> {
+        let buffer = self.registered.table().own(number).map(|own| (own.addr, own.bytes));
+        let Some((addr, bytes)) = buffer else { return Ok(()) };
+        let (mut count, mut outcome) = (0, Ok(()));
+        match self.maps()?.pieces(addr, bytes) {
+            Ok(pieces) => {
+                for (_, descriptor) in pieces.pieces {
+                    outcome = self.bootstrap.send_fd(to, lane(number), descriptor.as_fd(), &tell());
+                    if outcome.is_err() {
+                        break;
+                    }
+                    count += 1;
+                }
+            }
+            Err(error) => outcome = Err(error),
+        }
+        // Also if they are too few: the other one waits for this.
+        self.send(to, &Message::Sent(number, count))?;
+        outcome
+    }
+
+    /// Maps a buffer of another rank, whose descriptors have come, and tells it how that went.
+    fn answer(&self, (from, number): (u32, u64), count: u32) -> Result<()> {
+        let take = |_| self.bootstrap.recv_fd(from, lane(number), &tell());
+        let descriptors = (0..count).map(take).collect::<Result<Vec<OwnedFd>>>();
+        let Some(offer) = self.registered.table().asked((from, number)) else { return Ok(()) };
+        let mapped = descriptors.and_then(|descriptors| self.map_registered(&offer, &descriptors));
+        let answer = match mapped {
             Ok((memory, place)) => {
                 self.registered.table().mapped.insert((from, number), memory);
                 self.registered.are_mapped.store(true, Ordering::Release);
@@ -260,18 +339,10 @@ impl Lsa {
     }
 
     /// The memory of a buffer of another rank, mapped here, and the place of the buffer.
-    fn map_registered(&self, from: u32, number: u64, offer: &Offer) -> Result<(Memory, u64)> {
-        let take = |_: &u64| self.bootstrap.recv_fd(from, lane(number), &tell());
-        let descriptors = offer.pieces.iter().map(take).collect::<Result<Vec<OwnedFd>>>()?;
-        if !self.lends.registered {
-            return Err(Error::invalid_usage(
-                "it maps no registered buffers (NCCL_LOCAL_REGISTER=0, NCCL_P2P_DIRECT_DISABLE=1, or not all \
-                 ranks are processes of one host)",
-            ));
-        }
+    fn map_registered(&self, offer: &Offer, descriptors: &[OwnedFd]) -> Result<(Memory, u64)> {
         let length = offer.pieces.iter().try_fold(0u64, |sum, length| sum.checked_add(*length));
-        let length = length.filter(|length| offer.before < *length);
-        let length = length.ok_or_else(|| Error::remote("it offers no memory"))?;
+        let is_whole = |length: &u64| offer.before < *length && offer.pieces.len() == descriptors.len();
+        let length = length.filter(is_whole).ok_or_else(|| Error::remote("it offers no memory"))?;
         let pieces = offer.pieces.iter().copied().zip(descriptors.iter().map(AsFd::as_fd));
         let row = Row { at: 0, pieces: pieces.collect() };
         let memory = self.maps()?.lay_out(length, &[row])?;

@@ -71,6 +71,33 @@ fn maps(comm: &Comm, rank: u32) {
     meet(comm);
 }
 
+/// Many at once, of which some are taken back before the other rank has come to them.
+#[test]
+fn buffers_that_come_and_go_at_once_leave_nothing() {
+    const NAME: &str = "buffers_that_come_and_go_at_once_leave_nothing";
+    with_fake_kernels(module_path!(), NAME, &ENV, || {
+        of_both_processes((module_path!(), NAME), &[], |comm, _| {
+            let before = fake("fake_live");
+            let memory = mem_alloc(BYTES).unwrap();
+            let part = |number: u64| (memory + number * (BYTES / 32), BYTES / 32 - 8);
+            for _ in 0..5 {
+                (0..32).for_each(|number| comm.register_buffer(part(number).0, part(number).1).unwrap());
+                let (short, long): (Vec<u64>, Vec<u64>) = (0..32).partition(|number| number % 3 == 0);
+                short.iter().for_each(|number| comm.deregister_buffer(part(*number).0, part(*number).1));
+                for number in &long {
+                    numbers_of(comm, part(*number));
+                }
+                let lsa = comm.state().unwrap().lsa.clone();
+                assert!(short.iter().all(|number| lsa.seen(part(*number).0, 8).is_none()));
+                long.iter().for_each(|number| comm.deregister_buffer(part(*number).0, part(*number).1));
+            }
+            mem_free(memory).unwrap();
+            until("nothing is left", || fake("fake_live") == before);
+            meet(comm);
+        });
+    });
+}
+
 /// The driver tells less of such pieces.
 #[test]
 fn pieces_in_the_memory_of_the_host_are_mapped_too() {
