@@ -2,6 +2,7 @@
 //! and what it has proposed.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -137,6 +138,8 @@ struct Work {
     learning: Option<Learning>,
     /// The change that rank 0 has staged, and its content.
     staged: (u64, Arc<[u8]>),
+    /// This rank has proposed that registered buffers are used, and that was not in vain, or is open.
+    has_proposed_registered: Arc<AtomicBool>,
 }
 
 impl Participant {
@@ -174,6 +177,7 @@ impl Participant {
                 limit,
                 learning: learner.map(|learner| Learning::new(learner, ranks)),
                 staged: (0, Arc::from([])),
+                has_proposed_registered: Arc::default(),
             })),
         }
     }
@@ -323,9 +327,13 @@ impl Work {
     /// Proposes that calls use registered buffers, now that all have mapped one of this rank: the last rank
     /// that has such a buffer is the one whose proposal all accept.
     fn propose_registered(&mut self, now: Duration, todo: &mut Todo) {
-        if !self.place.lsa.calls_reach_buffers() {
-            self.propose(Arc::from(wire::REGISTERED), Box::new(|_| ()), now, todo);
+        if self.place.lsa.calls_reach_buffers() || self.has_proposed_registered.swap(true, Ordering::AcqRel) {
+            return;
         }
+        let has_proposed = self.has_proposed_registered.clone();
+        let done =
+            move |outcome| has_proposed.store(matches!(outcome, Outcome::Changed(_)), Ordering::Release);
+        self.propose(Arc::from(wire::REGISTERED), Box::new(done), now, todo);
     }
 
     /// Tells rank 0 the times of operations; there, lets the learner make something of them.
