@@ -26,7 +26,7 @@ sys.dont_write_bytecode = True
 import nccl
 import processes
 from nccl import SIZE, P
-from processes import ended_badly, has_gpu, log, log_to, said
+from processes import ended_badly, log, log_to, said
 from rank import SUM, Failed
 from windows import INT32, MANY, WINDOW, Windowed
 
@@ -40,20 +40,7 @@ DIRECT = re.compile(r"op \d+: (\w+) \d+ x \w+: \S+/zero_copy")
 
 
 def main():
-    options = parsed()
-    if options.child is not None:
-        return OfGraphs(options).run()
-    if not has_gpu():
-        print("skipped: needs a GPU")
-        return 0
-    return processes.each_phase(options, PHASES, MEMORY, carry_out)
-
-
-def parsed():
-    parser = processes.parser(__doc__)
-    parser.add_argument("--only", choices=PHASES)
-    parser.add_argument("--memory", choices=MEMORY)
-    return parser.parse_args()
+    return processes.of_phases(__doc__, PHASES, MEMORY, carry_out, OfGraphs)
 
 
 def carry_out(options, phase, memory):

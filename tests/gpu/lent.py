@@ -31,7 +31,7 @@ sys.dont_write_bytecode = True
 import nccl
 import processes
 from nccl import SIZE, P
-from processes import ended_badly, has_gpu, log, log_to, said
+from processes import ended_badly, log, log_to, said
 from rank import Failed
 from windows import BLOCKS, INT32, MANY, MESSAGES, STAGED, WINDOW, Windowed, table
 
@@ -44,20 +44,7 @@ IN_USE = "registered buffers are used where they are from here on"
 
 
 def main():
-    options = parsed()
-    if options.child is not None:
-        return Lent(options).run()
-    if not has_gpu():
-        print("skipped: needs a GPU")
-        return 0
-    return processes.each_phase(options, PHASES, MEMORY, carry_out)
-
-
-def parsed():
-    parser = processes.parser(__doc__)
-    parser.add_argument("--only", choices=PHASES)
-    parser.add_argument("--memory", choices=MEMORY)
-    return parser.parse_args()
+    return processes.of_phases(__doc__, PHASES, MEMORY, carry_out, Lent)
 
 
 def carry_out(options, phase, memory):

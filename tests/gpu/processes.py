@@ -51,6 +51,20 @@ if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 a
     return int(asked.stdout) if asked.stdout.strip() else None
 
 
+def of_phases(doc, phases, memories, carry_out, as_rank):
+    """The program of a script with phases, or one of its ranks. Returns the exit code."""
+    made = parser(doc)
+    made.add_argument("--only", choices=phases)
+    made.add_argument("--memory", choices=list(memories))
+    options = made.parse_args()
+    if options.child is not None:
+        return as_rank(options).run()
+    if not has_gpu():
+        print("skipped: needs a GPU")
+        return 0
+    return each_phase(options, phases, memories, carry_out)
+
+
 def each_phase(options, phases, memories, carry_out):
     """Carries out all phases, or that of `--only`, with each kind of memory, or that of `--memory`, and prints
     a line for each. `carry_out` says what is wrong, or None, and gives lines to print. Returns the exit

@@ -30,7 +30,7 @@ sys.dont_write_bytecode = True
 import nccl
 import processes
 from nccl import SIZE, P
-from processes import ended_badly, has_gpu, log, log_to, said
+from processes import ended_badly, log, log_to, said
 from rank import SUM, Failed, Rank
 
 PHASES = ["collectives", "outside", "messages", "graph", "rounds", "during", "lifetimes", "kill"]
@@ -69,20 +69,7 @@ SINGLE = re.compile(r"; staged: (.*)")
 
 
 def main():
-    options = parsed()
-    if options.child is not None:
-        return Windowed(options).run()
-    if not has_gpu():
-        print("skipped: needs a GPU")
-        return 0
-    return processes.each_phase(options, PHASES, MAPPED, carry_out)
-
-
-def parsed():
-    parser = processes.parser(__doc__)
-    parser.add_argument("--only", choices=PHASES)
-    parser.add_argument("--memory", choices=list(MAPPED))
-    return parser.parse_args()
+    return processes.of_phases(__doc__, PHASES, MAPPED, carry_out, Windowed)
 
 
 def carry_out(options, phase, memory):
