@@ -1,6 +1,8 @@
 //! The ends of a communicator: finalize, destroy, abort.
 
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use hawser_base::error::{Error, Result};
 use hawser_base::liveness::forked;
@@ -9,6 +11,12 @@ use hawser_base::lock::lock;
 use super::{Comm, State};
 use crate::comm::group;
 use crate::planted::{Bug, is_planted};
+
+/// The time for which an end waits for threads that look at the communicator now and then. Captured graphs
+/// keep it for longer.
+const LOOK: Duration = Duration::from_millis(50);
+/// The pause between two looks whether they are through.
+const PAUSE: Duration = Duration::from_micros(100);
 
 impl Comm {
     /// Waits for all operations on this rank, in the background if `config.blocking` is false; afterwards
@@ -133,10 +141,24 @@ impl Comm {
         });
         self.0.changed.notify_all();
         let Ok(Some(old)) = old else { return };
+        let alive = match &old {
+            State::Ready { comm_state, .. } => Arc::downgrade(&comm_state.alive),
+            _ => Weak::new(),
+        };
         drop(old);
+        await_lookers(&alive);
         if let Ok(mut state) = self.0.state.lock() {
             *state = State::Gone;
         }
         self.0.changed.notify_all();
+    }
+}
+
+/// Waits for threads that happen to look at a communicator when it ends: the last of them frees it, and
+/// callers expect that nothing of it is left.
+fn await_lookers(alive: &Weak<()>) {
+    let begin = Instant::now();
+    while alive.strong_count() > 0 && begin.elapsed() < LOOK {
+        thread::sleep(PAUSE);
     }
 }

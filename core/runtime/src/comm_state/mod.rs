@@ -163,8 +163,10 @@ pub struct CommState {
     pub times: Arc<OpTimings>,
     /// The content of the heap while the communicator is suspended.
     pub suspended: Mutex<Option<Suspended>>,
-    /// After an abort; the last to go.
+    /// After an abort; the last memory to go.
     pub remains: Remains,
+    /// Gone when all of this has been freed: the last field.
+    pub alive: Arc<()>,
 }
 
 /// The tuners of a communicator, and choices made with them.

@@ -223,6 +223,7 @@ impl Own<'_> {
             times,
             suspended: Default::default(),
             remains: Default::default(),
+            alive: Arc::default(),
         })
     }
 
