@@ -37,11 +37,13 @@ pub enum Name {
     LeafUp(u32, u32),
     /// A leaf's way down from the spines.
     LeafDown(u32, u32),
+    /// The switch that joins all hosts.
+    Fabric,
 }
 
 impl Name {
     /// The kinds of links, in the order of the ways of data.
-    pub const KINDS: [&'static str; 11] = [
+    pub const KINDS: [&'static str; 12] = [
         "rank out",
         "rank in",
         "PCIe out",
@@ -53,6 +55,7 @@ impl Name {
         "NIC in",
         "leaf up",
         "leaf down",
+        "switch",
     ];
 
     /// The link's kind, a place in [`Name::KINDS`].
@@ -69,6 +72,7 @@ impl Name {
             Self::NicIn(..) => 8,
             Self::LeafUp(..) => 9,
             Self::LeafDown(..) => 10,
+            Self::Fabric => 11,
         }
     }
 }
@@ -87,6 +91,7 @@ impl fmt::Display for Name {
             Self::NicIn(host, nic) => write!(f, "NIC {nic} of host {host} in"),
             Self::LeafUp(group, rail) => write!(f, "leaf {group}.{rail} up"),
             Self::LeafDown(group, rail) => write!(f, "leaf {group}.{rail} down"),
+            Self::Fabric => write!(f, "the switch"),
         }
     }
 }
@@ -103,6 +108,8 @@ pub struct Links<'a> {
     ranks: Vec<(u32, u32)>,
     /// The first link of the leaves, and the number of rails.
     leaves: (LinkId, u32),
+    /// The single switch, where it may be full.
+    switch: Option<LinkId>,
     /// By link: the one that stands for it, where a period of hosts stands for all; empty if none does.
     images: Vec<LinkId>,
 }
@@ -157,6 +164,7 @@ impl<'a> Links<'a> {
             hosts: Vec::new(),
             ranks: Vec::new(),
             leaves: (0, 1),
+            switch: None,
             images: Vec::new(),
         };
         for number in 0..cluster.hosts.len() as u32 {
@@ -177,10 +185,17 @@ impl<'a> Links<'a> {
         let next = links.hosts.get(hosts as usize);
         let of_period = next.map_or(links.count(), |next| next.ranks);
         let (first, rails) = links.leaves;
-        let end_of_hosts = if first == 0 { links.count() } else { first };
+        let end_of_hosts = links.switch.unwrap_or(if first == 0 { links.count() } else { first });
+        if let Some(switch) = links.switch {
+            // What crosses it is that of all periods.
+            links.speeds[switch as usize] *= f64::from(hosts) / cluster.hosts.len() as f64;
+        }
         let of_host = (0..end_of_hosts).map(|link| link % of_period);
-        let of_leaf = (end_of_hosts..links.count()).map(|link| first + (link - first) % (2 * rails));
-        links.images = of_host.chain(of_leaf).collect();
+        let of_fabric = |link: LinkId| match links.switch {
+            Some(switch) => switch,
+            None => first + (link - first) % (2 * rails),
+        };
+        links.images = of_host.chain((end_of_hosts..links.count()).map(of_fabric)).collect();
         links
     }
 
@@ -329,6 +344,7 @@ impl<'a> Links<'a> {
             leaf.into_iter().for_each(|leaf| way.add(leaf, 1.0));
             other.into_iter().for_each(|leaf| way.add(leaf + 1, 1.0));
         }
+        self.switch.into_iter().for_each(|switch| way.add(switch, 1.0));
         way.add(self.hosts[to_host as usize].nics + 2 * to_nic + 1, 1.0);
         self.between_rank_and_nic((to, lane), false, by_slots, way);
         if !self.images.is_empty() {
@@ -425,11 +441,17 @@ impl<'a> Links<'a> {
         self.hosts.push(Place { ranks, switches, memory, nics });
     }
 
-    /// Adds the ways between leaves and spines: as wide as the NICs below them, by the oversubscription.
+    /// Adds the ways between leaves and spines, as wide as the NICs below them by the oversubscription, or a
+    /// switch that may be full.
     fn add_leaves(&mut self) {
         let (cluster, fabric) = (self.cluster, self.cluster.fabric);
         let rails = match fabric.kind {
-            FabricKind::Switch => return,
+            FabricKind::Switch => {
+                if fabric.switch_gbps.is_finite() {
+                    self.switch = Some(self.add(Name::Fabric, fabric.switch_gbps / 8.0));
+                }
+                return;
+            }
             FabricKind::LeafSpine => 1,
             FabricKind::RailOptimised => cluster.kinds.iter().map(|kind| kind.nics).max().unwrap_or(1),
         };
@@ -508,6 +530,20 @@ mod tests {
         );
         let leaf = way.hops()[2].link;
         assert_eq!(links.speed(leaf), 32.0 * 50.0 / 2.0);
+    }
+
+    #[test]
+    fn a_switch_that_may_be_full_is_on_every_way_between_hosts() {
+        let hosts = cluster("[[hosts]]\ncount = 4\nranks = 1\nnics = 1\n[fabric]\nswitch_gbps = 80\n");
+        let (links, mut way) = (Links::new(&hosts), Way::default());
+        links.far(1, 3, 0, &mut way);
+        assert_eq!(names(&links, &way)[2], "the switch 1");
+        let switch = way.hops()[2].link;
+        assert_eq!(links.speed(switch), 10.0);
+        // What crosses it within a period is a fourth of all.
+        let links = Links::of_period(&hosts, 1);
+        links.far(0, 3, 0, &mut way);
+        assert_eq!((way.hops()[2].link, links.speed(switch)), (switch, 2.5));
     }
 
     #[test]

@@ -31,6 +31,11 @@ fn a_period_stands_for_all() {
         ("8 hosts of dgx-a100", Collective::AllReduce, 256 << 20),
         ("64 hosts of hgx-h100, rail-optimised, 4:1", Collective::AllGather, 1 << 20),
         ("64 hosts of cpu, leaf-spine, 2:1", Collective::AllToAll, 1 << 20),
+        (
+            "[[hosts]]\ncount = 16\npreset = \"hgx-h200\"\n[fabric]\nswitch_gbps = 2000\n",
+            Collective::AllGather,
+            64 << 20,
+        ),
     ] {
         let cluster = cluster(text);
         let options = Options { most_steps: u64::MAX, ..Options::default() };

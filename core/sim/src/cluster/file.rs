@@ -70,6 +70,8 @@ pub struct HostsFile {
     pub nic_gbps: Option<f64>,
     /// Gb/s of one connection at most, each way; those of a NIC if left out.
     pub connection_gbps: Option<f64>,
+    /// µs until the threads that feed such connections have woken up for a long message.
+    pub connection_wake_us: Option<f64>,
     /// True if NICs read and write the memory of GPUs.
     pub gpu_direct: Option<bool>,
 }
@@ -84,6 +86,9 @@ pub struct FabricFile {
     pub oversubscription: Option<Ratio>,
     /// Hosts that share a leaf (a rail of leaves).
     pub hosts_per_leaf: Option<u32>,
+    /// Gb/s of all that a single switch moves, as the memory of a machine whose processes count as hosts;
+    /// without it, it never blocks.
+    pub switch_gbps: Option<f64>,
 }
 
 /// A ratio: a number, or two with a colon between them.
@@ -165,6 +170,7 @@ impl HostsFile {
             nics: own.nics.or(below.nics),
             nic_gbps: own.nic_gbps.or(below.nic_gbps),
             connection_gbps: own.connection_gbps.or(below.connection_gbps),
+            connection_wake_us: own.connection_wake_us.or(below.connection_wake_us),
             gpu_direct: own.gpu_direct.or(below.gpu_direct),
         }
     }

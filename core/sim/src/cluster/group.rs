@@ -58,6 +58,9 @@ impl Group {
             connection_gbps: file
                 .connection_gbps
                 .map_or(Ok(f64::INFINITY), |gbps| speed("connection_gbps", gbps))?,
+            connection_wake_us: file
+                .connection_wake_us
+                .map_or(Ok(0.0), |us| time("connection_wake_us", us))?,
             gpu_direct: file.gpu_direct.unwrap_or(preset.gpu_direct),
         };
         let count = file.count.unwrap_or(1);
@@ -136,6 +139,13 @@ fn parts(what: &str, value: u32, least: u32) -> Result<u32> {
 }
 
 /// Checks a speed or a size.
+fn time(what: &str, us: f64) -> Result<f64> {
+    if (0.0..=1e6).contains(&us) {
+        return Ok(us);
+    }
+    Err(wrong(format!("{what} = {us} cannot be"), "write a number of µs from 0 to 1000000"))
+}
+
 fn speed(what: &str, value: f64) -> Result<f64> {
     if value > 0.0 && value <= 1e6 {
         return Ok(value);

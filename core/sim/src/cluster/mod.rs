@@ -52,6 +52,8 @@ pub struct Host {
     /// Gb/s of one connection at most: over TCP a processor moves its bytes. Infinite where nothing but the
     /// NIC limits it.
     pub connection_gbps: f64,
+    /// µs until the threads that feed such connections have woken up for a long message.
+    pub connection_wake_us: f64,
     /// True if NICs read and write the memory of GPUs.
     pub gpu_direct: bool,
 }
@@ -59,7 +61,7 @@ pub struct Host {
 /// The form of the network between hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FabricKind {
-    /// One switch that never blocks.
+    /// One switch.
     Switch,
     /// All NICs of a host on one leaf, leaves joined by spines.
     LeafSpine,
@@ -82,6 +84,8 @@ pub struct Fabric {
     pub oversubscription: f64,
     /// Hosts that share a leaf (a group of leaves, where rails have their own).
     pub hosts_per_leaf: u32,
+    /// Gb/s of all that a single switch moves.
+    pub switch_gbps: f64,
 }
 
 /// A cluster whose figures are all known.
@@ -366,13 +370,26 @@ fn fabric(file: Option<&FabricFile>, hosts: u32, origins: &mut Vec<String>) -> R
             "take fabric leaf-spine or rail-optimised, or leave the ratio out",
         ));
     }
+    let switch_gbps = file.switch_gbps.unwrap_or(f64::INFINITY);
+    if switch_gbps.is_nan() || switch_gbps <= 0.0 {
+        return Err(wrong("switch_gbps is not above 0", "write the Gb/s of the switch, or leave it out"));
+    }
+    if kind != FabricKind::Switch && file.switch_gbps.is_some() {
+        return Err(wrong(
+            format!("a fabric that is {name} has no single switch"),
+            "leave switch_gbps out; oversubscription says how wide the way up is",
+        ));
+    }
     if hosts > 1 {
         origins.push(match kind {
+            FabricKind::Switch if switch_gbps.is_finite() => {
+                format!("fabric: one switch of {switch_gbps} Gb/s in all")
+            }
             FabricKind::Switch => "fabric: one switch that never blocks".into(),
             _ => format!("fabric: {name}, {hosts_per_leaf} hosts to a leaf, {oversubscription}:1 above it"),
         });
     }
-    Ok(Fabric { kind, oversubscription, hosts_per_leaf })
+    Ok(Fabric { kind, oversubscription, hosts_per_leaf, switch_gbps })
 }
 
 #[cfg(test)]
@@ -474,6 +491,9 @@ mod tests {
             ("[[hosts]]\nnic_gbps = -1", "nic_gbps = -1"),
             ("[[hosts]]\nnic_gbps = nan", "nic_gbps = NaN"),
             ("[[hosts]]\nconnection_gbps = 0", "connection_gbps = 0"),
+            ("[[hosts]]\nconnection_wake_us = -1", "connection_wake_us = -1"),
+            ("[[hosts]]\n[fabric]\nswitch_gbps = 0", "switch_gbps is not above 0"),
+            ("[[hosts]]\n[fabric]\nkind = \"leaf-spine\"\nswitch_gbps = 9", "no single switch"),
             ("[[hosts]]\nlink = \"nvlink\"", "leave link out"),
             ("[[hosts]]\ndevice = \"tpu\"", "device = \"tpu\""),
             ("[[hosts]]\npreset = \"cpu\"\n[[hosts]]\npreset = \"hgx-h200\"", "some hosts have GPUs"),

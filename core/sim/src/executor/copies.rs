@@ -23,6 +23,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::run::{self, Engine, World};
 use super::slots::{self, Move, Slots};
+use super::steps::proxy::Fed;
 use super::{Outcome, Scene, launch};
 use crate::engine::flows::Ending;
 use crate::engine::{Events, Flows, Time};
@@ -407,10 +408,10 @@ impl<'a> Engines<'a> {
         let Some((key, sends)) = Slots::told_at(addr, member, first) else { return };
         let operation = self.operations[member as usize] + 1;
         if sends {
-            let at = self.slots.fill(key, bytes.into(), operation, now);
+            let at = self.slots.fill(key, (bytes.into(), self.fed(key)), operation, now);
             self.events.add(at, Event::Slot(Move::Sent(key)));
         } else if let Some(bytes) = self.slots.emptied(key) {
-            self.send(key, bytes);
+            self.wake(key, bytes);
         }
     }
 
@@ -420,16 +421,29 @@ impl<'a> Engines<'a> {
         match step {
             Move::Sent(key) => {
                 if let Some(bytes) = self.slots.sent(key) {
-                    self.send(key, bytes);
+                    self.wake(key, bytes);
                 }
             }
+            Move::Away(key, bytes) => self.send(key, bytes),
             Move::Received(key) => {
                 let operation = self.operations[key.1 as usize] + 1;
-                let at = self.slots.received(key, operation, now);
+                let at = self.slots.received(key, self.fed(key), operation, now);
                 self.events.add(at, Event::Slot(Move::Taken(key)));
             }
             Move::Taken((from, to, slot)) => self.give_back((to, from, false), slot),
         }
+    }
+
+    /// The way of a slot's message, if threads feed it.
+    fn fed(&self, (from, to, _): slots::Key) -> Option<Fed> {
+        let members = self.scene.members;
+        Fed::of(self.scene.links, (members.of(from), members.of(to)))
+    }
+
+    /// The message of a slot goes on the wire once somebody moves it.
+    fn wake(&mut self, key: slots::Key, bytes: u64) {
+        let wake = self.fed(key).map_or(Time::ZERO, |fed| fed.wake(bytes));
+        self.events.add(self.events.now() + wake, Event::Slot(Move::Away(key, bytes)));
     }
 
     /// The message of a slot goes on the wire.
@@ -437,8 +451,11 @@ impl<'a> Engines<'a> {
         let ((from, to, slot), members) = (key, self.scene.members);
         let (from, to, links) = (members.of(from), members.of(to), self.scene.links);
         links.far_by_slots(from, to, slot, &mut self.way);
-        let (now, limit) = (self.events.now(), links.of_connection(from, to));
-        let id = self.flows.begin(now, bytes as f64, limit, self.way.hops());
+        let (on_wire, limit) = match Fed::of(links, (from, to)).is_some_and(|fed| fed.is_copied(bytes)) {
+            true => (1.0, f64::INFINITY),
+            false => (bytes as f64, links.of_connection(from, to)),
+        };
+        let id = self.flows.begin(self.events.now(), on_wire, limit, self.way.hops());
         self.own(id, Owner::Slot(key));
     }
 

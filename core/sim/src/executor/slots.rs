@@ -9,7 +9,7 @@ use hawser_plan::executor::copy_engine::inter_node::{End, TOLD, WORDS};
 use hawser_plan::link_constants::Constants;
 use rustc_hash::FxHashMap;
 
-use super::steps::proxy::{NetTimes, Proxies, Stream};
+use super::steps::proxy::{Fed, NetTimes, Proxies, Stream};
 use crate::engine::Time;
 
 /// The places of a rank's slots for other hosts, and of their words, in its part of addresses.
@@ -37,6 +37,8 @@ pub type Key = (u32, u32, u32);
 pub enum Move {
     /// The sender's proxy has handed the message over.
     Sent(Key),
+    /// The threads that move its bytes have woken up: it goes on the wire.
+    Away(Key, u64),
     /// The last byte is at the other host.
     Received(Key),
     /// The receiver's proxy has had it.
@@ -47,6 +49,8 @@ pub enum Move {
 struct Slot {
     /// Bytes that the sender has put there, and that its proxy has handed over.
     filled: Option<u64>,
+    /// Bytes of its last message.
+    on_wire: u64,
     /// True if the receiver's end is empty.
     is_empty: bool,
     /// The first message of an operation costs proxies more.
@@ -86,10 +90,11 @@ impl Slots {
     }
 
     /// A stream has filled a slot in an operation. Returns when the sender's proxy has handed it over.
-    pub fn fill(&mut self, key: Key, bytes: u64, operation: u32, now: Time) -> Time {
+    pub fn fill(&mut self, key: Key, (bytes, fed): (u64, Option<Fed>), operation: u32, now: Time) -> Time {
         let is_first = self.slot(key).stream.is_first_sent(operation);
         self.told.insert(key, bytes);
-        self.proxies.work(key.0, now, self.net.of_proxy(is_first))
+        let copy = fed.map_or(Time::ZERO, |fed| fed.copy(bytes, false));
+        self.proxies.work(key.0, now, self.net.of_proxy(is_first) + copy)
     }
 
     /// The sender's proxy has handed a slot over. Returns the bytes that go on the wire now, if any do.
@@ -111,21 +116,24 @@ impl Slots {
     }
 
     /// A message is at the other host, in an operation of its receiver. Returns when its proxy has had it.
-    pub fn received(&mut self, key: Key, operation: u32, now: Time) -> Time {
-        let is_first = self.slot(key).stream.is_first_taken(operation);
-        self.proxies.work(key.1, now, self.net.of_proxy(is_first))
+    pub fn received(&mut self, key: Key, fed: Option<Fed>, operation: u32, now: Time) -> Time {
+        let slot = self.slot(key);
+        let (is_first, bytes) = (slot.stream.is_first_taken(operation), slot.on_wire);
+        let copy = fed.map_or(Time::ZERO, |fed| fed.copy(bytes, true));
+        self.proxies.work(key.1, now, self.net.of_proxy(is_first) + copy)
     }
 
     fn go(&mut self, key: Key) -> Option<u64> {
         let slot = self.slot(key);
         let bytes = slot.filled.filter(|_| slot.is_empty)?;
-        (slot.filled, slot.is_empty) = (None, false);
+        (slot.filled, slot.is_empty, slot.on_wire) = (None, false, bytes);
         Some(bytes)
     }
 
     fn slot(&mut self, key: Key) -> &mut Slot {
         self.slots.entry(key).or_insert_with(|| Slot {
             filled: None,
+            on_wire: 0,
             is_empty: true,
             stream: Stream::default(),
         })
@@ -155,9 +163,9 @@ mod tests {
     fn a_message_goes_when_both_ends_are_ready() {
         let mut slots = Slots::new(2, &Constants::builtin(DeviceKind::Host, Link::HostMemory));
         let key = (0, 1, 0);
-        slots.fill(key, 100, 0, Time::ZERO);
+        slots.fill(key, (100, None), 0, Time::ZERO);
         assert_eq!(slots.sent(key), Some(100));
-        slots.fill(key, 200, 0, Time::ZERO);
+        slots.fill(key, (200, None), 0, Time::ZERO);
         assert_eq!(slots.sent(key), None, "the first one lies there");
         assert_eq!(slots.emptied(key), Some(200));
     }

@@ -40,6 +40,8 @@ enum Event {
     Empty(u32),
     /// The sender's proxy has handed a message to the network: connection, and bytes.
     Sent(u32, u32),
+    /// The threads that move a message have woken up: it goes on the wire.
+    Away(u32, u32),
     /// The last byte of a message is at the other host.
     Received(u32, u32),
     /// A rank's thread begins its first operation.
@@ -408,7 +410,7 @@ impl<'a> Machine<'a> {
             let operation = self.ranks[rank as usize].operations + 1;
             let is_first = self.streams[connection as usize].is_first_sent(operation);
             // No tile is longer than a slot.
-            let length = self.of_message(rank, net.of_proxy(is_first), bytes, false);
+            let length = self.of_message((rank, connection), net.of_proxy(is_first), bytes, false);
             self.for_proxy(rank, Job::Send(connection, bytes as u32), length);
         }
         self.events.add(now + times.step, Event::Free(block));
@@ -424,7 +426,7 @@ impl<'a> Machine<'a> {
         let members = self.scene.members;
         let (from, to) = (members.of(plan.from), members.of(plan.to));
         self.scene.links.far(from, to, plan.lane.into(), &mut self.way);
-        let (on_wire, limit) = match self.is_moved_by_proxies((from, to), bytes) {
+        let (on_wire, limit) = match self.fed(connection).is_some_and(|fed| fed.is_copied(bytes)) {
             true => (1.0, f64::INFINITY),
             false => ((bytes as f64).max(1.0), self.scene.links.of_connection(from, to)),
         };
@@ -437,7 +439,7 @@ impl<'a> Machine<'a> {
         let to = self.programs.connections[(connection / self.programs.instances) as usize].actor;
         let operation = self.ranks[to as usize].operations + 1;
         let is_first = self.streams[connection as usize].is_first_taken(operation);
-        let length = self.of_message(to, self.net.of_proxy(is_first), bytes.into(), true);
+        let length = self.of_message((to, connection), self.net.of_proxy(is_first), bytes.into(), true);
         self.for_proxy(to, Job::Take(connection), length);
     }
 
@@ -564,9 +566,11 @@ impl<'a> World<'a> for Machine<'a> {
             }
             Event::Sent(connection, bytes) => {
                 if self.streams[connection as usize].hand_over(bytes.into()) {
-                    self.send(connection, bytes.into());
+                    let wake = self.fed(connection).map_or(Time::ZERO, |fed| fed.wake(bytes.into()));
+                    self.events.add(self.events.now() + wake, Event::Away(connection, bytes));
                 }
             }
+            Event::Away(connection, bytes) => self.send(connection, bytes.into()),
             Event::Received(connection, bytes) => self.received(connection, bytes),
             Event::Start(rank) => self.wake(rank),
             Event::Turn(thread) => self.turn(thread),

@@ -8,6 +8,8 @@ use std::collections::VecDeque;
 use hawser_plan::link_constants::Constants;
 
 use crate::engine::Time;
+use crate::executor::per_ps;
+use crate::links::Links;
 
 /// The times of the network, from the constants of the cost model.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +35,47 @@ impl NetTimes {
     /// The time of a proxy for a message.
     pub fn of_proxy(&self, is_first: bool) -> Time {
         if is_first { self.first } else { self.further }
+    }
+}
+
+/// Bytes of the longest message that proxies copy themselves: what the socket plugin sends with its header.
+const SHORT_MESSAGE: u64 = 64 << 10;
+/// GB/s at which they do: fitted by hand to halves of the points of `bench/results/2026-11-29-tcp-ways.json`
+/// and `2026-11-28-copies-between-hosts.txt`.
+const SHORT_GBS: f64 = 4.5;
+/// The part of a copy that the receiver still has to make when the sender has made its own.
+const TAKEN: f64 = 0.3;
+
+/// A connection that threads feed (`connection_gbps`): they move its long messages, proxies the short ones.
+#[derive(Debug, Clone, Copy)]
+pub struct Fed {
+    wake: Time,
+}
+
+impl Fed {
+    /// The connection of two ranks of the cluster; None if nothing but NICs limits it.
+    pub fn of(links: &Links<'_>, (from, to): (u32, u32)) -> Option<Self> {
+        let wake_us =
+            links.description(from).connection_wake_us.max(links.description(to).connection_wake_us);
+        links.of_connection(from, to).is_finite().then(|| Self { wake: Time::from_us(wake_us) })
+    }
+
+    /// True if proxies copy messages of so many bytes: those are not on the wire.
+    pub fn is_copied(&self, bytes: u64) -> bool {
+        bytes <= SHORT_MESSAGE
+    }
+
+    /// The time in which the proxy of the sender, or of the receiver, copies a message.
+    pub fn copy(&self, bytes: u64, is_taken: bool) -> Time {
+        if !self.is_copied(bytes) {
+            return Time::ZERO;
+        }
+        Time::from_ps((bytes as f64 / per_ps(SHORT_GBS)) as u64).stretched(if is_taken { TAKEN } else { 1.0 })
+    }
+
+    /// The time until threads have woken up for a message.
+    pub fn wake(&self, bytes: u64) -> Time {
+        if self.is_copied(bytes) { Time::ZERO } else { self.wake }
     }
 }
 

@@ -5,6 +5,7 @@ use super::Machine;
 use crate::cluster::Host;
 use crate::engine::Time;
 use crate::executor::steps::load::SimStep;
+use crate::executor::steps::proxy::Fed;
 
 /// The cost of one more value that a step reads, as a share of its pass: the cost model has the same for a
 /// ring's reduce-scatter.
@@ -32,15 +33,6 @@ const AHEAD_AFTER: f64 = 2560.0;
 /// The cost of another thread on the same core, as a share of the own.
 const SIBLING: f64 = 0.6;
 
-// Proxies of connections that threads feed (`connection_gbps`), fitted by hand to half of the points of
-// `bench/results/2026-11-29-tcp-ways.json`.
-
-/// Bytes of the longest message that proxies copy themselves: what the socket plugin sends with its header.
-const SHORT_MESSAGE: u64 = 64 << 10;
-/// The rate at which they do, by that of a connection.
-const SHORT_RATE: f64 = 1.5;
-/// The part of a copy that the receiver still has to make when the sender has made its own.
-const TAKEN: f64 = 0.3;
 /// As [`SIBLING`], for proxies, which are in the kernel most of the time.
 const SIBLING_OF_PROXIES: f64 = 1.0;
 
@@ -80,24 +72,24 @@ impl Machine<'_> {
         hop.stretched(slots * (FIRST_LINE + FURTHER_LINES * ahead))
     }
 
-    /// The time of a rank's proxy for a message, of which it takes `length` without any bytes.
-    pub(super) fn of_message(&self, rank: u32, length: Time, bytes: u64, is_taken: bool) -> Time {
-        let member = self.scene.members.of(rank);
-        let mut copy = Time::ZERO;
-        if self.is_moved_by_proxies((member, member), bytes) {
-            let rate = SHORT_RATE * self.scene.links.of_connection(member, member);
-            copy = Time::from_ps((bytes as f64 / rate) as u64).stretched(if is_taken { TAKEN } else { 1.0 });
-        }
+    /// The time of a rank's proxy for a message of a connection, which takes `length` without any bytes.
+    pub(super) fn of_message(
+        &self,
+        (rank, connection): (u32, u32),
+        length: Time,
+        bytes: u64,
+        is_taken: bool,
+    ) -> Time {
+        let copy = self.fed(connection).map_or(Time::ZERO, |fed| fed.copy(bytes, is_taken));
         let shared = if self.crowd.is_some() { self.shared_cores(rank) } else { 0.0 };
         (length + copy).stretched(1.0 + SIBLING_OF_PROXIES * shared)
     }
 
-    /// True for messages that the proxies of both ends copy themselves, since threads feed the connection of
-    /// these ranks of the cluster. Beside GPUs that predicted what was measured less well, so there a message
-    /// of any length is on the wire.
-    pub(super) fn is_moved_by_proxies(&self, (from, to): (u32, u32), bytes: u64) -> bool {
-        let are_fed = self.crowd.is_some() && self.scene.links.of_connection(from, to).is_finite();
-        are_fed && bytes <= SHORT_MESSAGE
+    /// A connection between hosts, if threads feed it.
+    pub(super) fn fed(&self, connection: u32) -> Option<Fed> {
+        let plan = self.programs.connections[(connection / self.programs.instances) as usize];
+        let members = self.scene.members;
+        Fed::of(self.scene.links, (members.of(plan.from), members.of(plan.to)))
     }
 
     /// The part of its time for which a thread of a rank's host shares its core.
