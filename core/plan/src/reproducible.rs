@@ -6,12 +6,12 @@
 //! products and extremes of them have the same bits in any.
 
 use hawser_program::verify::Order;
-use hawser_types::{Algorithm, Call, Executor, ReduceOp};
+use hawser_types::{Call, Executor, ReduceOp};
 
 use crate::algo::{self, Needs};
 use crate::executor::Query;
 pub use crate::executor::order::declared;
-use crate::imported;
+use crate::executor::order::{is_in_one_step, leaves};
 
 /// The highest level.
 pub const MOST: u8 = 2;
@@ -28,14 +28,13 @@ pub(crate) fn refused(query: &Query<'_>) -> Option<String> {
     if algo::needs(key.algorithm) == Needs::ReducingNetwork {
         return because("the network promises no order of a sum");
     }
-    if let Algorithm::Imported(program) = key.algorithm {
-        return imported::other_order(program, &declared).and_then(|why| because(&why));
+    // Fused kernels and threads of the host combine all operands at once, along the tree that they are told.
+    match route.executor {
+        Executor::Fused => return None,
+        Executor::Host if is_in_one_step(key, &declared) => return None,
+        _ => {}
     }
-    // Fused kernels combine all operands at once, along the tree that they are told.
-    if route.executor == Executor::Fused || algo::keeps(key, &declared) {
-        return None;
-    }
-    because("it combines in another order")
+    leaves(key, &declared).and_then(|why| because(&why))
 }
 
 /// The declared order of a call in words, for `explain` and logs.

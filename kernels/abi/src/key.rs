@@ -29,7 +29,8 @@ pub enum Variant {
     /// It runs several exchanges ([`crate::fused::BatchArgs`]).
     Batch,
     /// It runs one exchange, and combines along the nested tree ([`crate::fused::NESTED`]) in registers that
-    /// a kernel for both orders would not have.
+    /// a kernel for both orders would not have. On the host device, threads that combine the operands of each
+    /// step along that tree.
     Nested,
 }
 

@@ -37,10 +37,13 @@ pub struct Rule {
     pub scalar_is_address: bool,
     /// Divide at the end by this (integer averages); 1 = no.
     pub divisor: u32,
+    /// Combine along the balanced tree over the operands, which splits behind the largest power of two below
+    /// its width, and round each node to the type; otherwise one after the other, rounded at the end.
+    pub is_nested: bool,
 }
 
-/// Reduces `operands` in order and writes the first `len` elements of the value to each of `to`
-/// (address, elements). Elements past an operand's end are as if the operand were absent.
+/// Reduces `operands` in order, or along a tree over it, and writes the first `len` elements of the value to
+/// each of `to` (address, elements). Elements past an operand's end are as if the operand were absent.
 ///
 /// # Safety
 /// Every operand must be readable and every destination writable for its length; destinations must not
@@ -66,31 +69,18 @@ unsafe fn run<T: Element>(rule: &Rule, operands: &[Operand], to: &[(u64, usize)]
     let factor = unsafe { factor::<T>(rule) };
     let zero = T::factor(0);
     // Not made zeros: for a few bytes that would take longer than all else here.
-    let (mut value, mut next) = ([MaybeUninit::uninit(); TILE], [MaybeUninit::uninit(); TILE]);
+    let mut value = [MaybeUninit::uninit(); TILE];
     let len = to.iter().map(|(_, n)| *n).max().unwrap_or(0);
     for at in (0..len).step_by(TILE) {
         let here = |n: usize| n.saturating_sub(at).min(TILE);
-        // So many elements have a value.
-        let mut have = 0;
-        for operand in operands {
-            let count = here(operand.len);
-            let values = if have == 0 { &mut value[..count] } else { &mut next[..count] };
-            // SAFETY: `at + count <= operand.len`, readable by the caller's promise.
-            let values = unsafe { read(operand.addr as *const T, at, values) };
-            if operand.scaled {
-                // Rounded to the type, as a peer would receive it: all ranks reduce the same values.
-                values.iter_mut().for_each(|x| *x = T::narrow(T::times(*x, factor)).widen());
+        let tile = Tile::<T> { rule, factor, at };
+        // SAFETY: passed on to the caller. So many elements have a value then.
+        let have = unsafe {
+            match rule.is_nested {
+                true => tile.node(operands, &mut value),
+                false => tile.in_turn(operands, &mut value),
             }
-            if have > 0 {
-                let (both, all) = (have.min(count), have.max(count));
-                // SAFETY: the first `have` elements of `value` and the first `count` of `next` have values.
-                let (sum, more) =
-                    unsafe { (value[..both].assume_init_mut(), next[..both].assume_init_ref()) };
-                T::combine(rule.op, sum, more);
-                value[have..all].copy_from_slice(&next[have..all]);
-            }
-            have = have.max(count);
-        }
+        };
         if have < here(len) {
             value[have..here(len)].fill(MaybeUninit::new(zero));
         }
@@ -104,6 +94,102 @@ unsafe fn run<T: Element>(rule: &Rule, operands: &[Operand], to: &[(u64, usize)]
             unsafe { write(addr as *mut T, at, &value[..here(n)]) };
         }
     }
+}
+
+/// The values of some elements that follow each other, the first of which there are.
+type Values<T> = [MaybeUninit<<T as Element>::Wide>; TILE];
+
+/// A tile of a reduction, from element `at` on.
+struct Tile<'a, T: Element> {
+    rule: &'a Rule,
+    factor: T::Wide,
+    at: usize,
+}
+
+impl<T: Element> Tile<'_, T> {
+    /// Combines operands one after the other. Returns how many elements have a value.
+    ///
+    /// # Safety
+    /// As [`reduce`].
+    unsafe fn in_turn(&self, operands: &[Operand], sum: &mut Values<T>) -> usize {
+        let (mut have, mut next) = (0, [MaybeUninit::uninit(); TILE]);
+        for operand in operands {
+            // SAFETY: passed on to the caller; `load` and `join` say how many elements have values.
+            have = unsafe {
+                match have {
+                    0 => self.load(operand, sum),
+                    _ => {
+                        let count = self.load(operand, &mut next);
+                        self.join((sum, have), (&next, count))
+                    }
+                }
+            };
+        }
+        have
+    }
+
+    /// Combines operands along the balanced tree, whose nodes are rounded. Returns how many elements have a
+    /// value.
+    ///
+    /// # Safety
+    /// As [`reduce`].
+    unsafe fn node(&self, operands: &[Operand], sum: &mut Values<T>) -> usize {
+        // SAFETY: passed on to the caller; every call says how many elements have values.
+        unsafe {
+            match operands {
+                [] => 0,
+                [one] => self.load(one, sum),
+                _ => {
+                    let (left, right) = operands.split_at(operands.len().next_power_of_two() / 2);
+                    let have = self.node(left, sum);
+                    let mut other = [MaybeUninit::uninit(); TILE];
+                    let count = self.node(right, &mut other);
+                    let have = self.join((sum, have), (&other, count));
+                    round::<T>(sum[..have].assume_init_mut());
+                    have
+                }
+            }
+        }
+    }
+
+    /// Reads an operand. Returns how many elements it has here.
+    ///
+    /// # Safety
+    /// As [`reduce`].
+    unsafe fn load(&self, operand: &Operand, values: &mut Values<T>) -> usize {
+        let count = operand.len.saturating_sub(self.at).min(TILE);
+        // SAFETY: `at + count <= operand.len`, readable by the caller's promise.
+        let values = unsafe { read(operand.addr as *const T, self.at, &mut values[..count]) };
+        if operand.scaled {
+            // Rounded to the type, as a peer would receive it: all ranks reduce the same values.
+            values.iter_mut().for_each(|x| *x = T::times(*x, self.factor));
+            round::<T>(values);
+        }
+        count
+    }
+
+    /// Combines others onto values. Returns how many elements have a value then: those that only one of both
+    /// has are as they are.
+    ///
+    /// # Safety
+    /// As many elements have values as the numbers say.
+    unsafe fn join(
+        &self,
+        (sum, have): (&mut Values<T>, usize),
+        (others, count): (&Values<T>, usize),
+    ) -> usize {
+        let (both, all) = (have.min(count), have.max(count));
+        // SAFETY: by the caller's promise.
+        let (values, more) = unsafe { (sum[..both].assume_init_mut(), others[..both].assume_init_ref()) };
+        T::combine(self.rule.op, values, more);
+        sum[have..all].copy_from_slice(&others[have..all]);
+        all
+    }
+}
+
+/// Rounds values to the element type.
+fn round<T: Element>(values: &mut [T::Wide]) {
+    values.iter_mut().for_each(|x| *x = T::narrow(*x).widen());
 }
 
 /// The factor of a pre-multiplied sum.
@@ -214,11 +300,33 @@ mod tests {
             .iter()
             .map(|p| Operand { addr: std::ptr::from_ref(p) as u64, len: 1, scaled: false })
             .collect();
-        let rule = Rule { op: DeviceOp::Sum, scalar: 0, scalar_is_address: false, divisor: 1 };
+        let rule =
+            Rule { op: DeviceOp::Sum, scalar: 0, scalar_is_address: false, divisor: 1, is_nested: false };
         let mut out = f16::ZERO;
         // SAFETY: all addresses are of live locals of one element.
         unsafe { reduce(DataType::Float16, &rule, &operands, &[(std::ptr::from_mut(&mut out) as u64, 1)]) };
         assert_eq!(out.to_f32(), 2050.0);
+    }
+
+    #[test]
+    fn nodes_of_a_tree_are_rounded_and_split_behind_powers_of_two() {
+        // In half arithmetic 2048 + 1 is 2048 again: the tree tells which values met first.
+        let of = |parts: &[f32]| {
+            let parts: Vec<f16> = parts.iter().map(|part| f16::from_f32(*part)).collect();
+            let operand = |p: &f16| Operand { addr: std::ptr::from_ref(p) as u64, len: 1, scaled: false };
+            let operands: Vec<Operand> = parts.iter().map(operand).collect();
+            let op = DeviceOp::Sum;
+            let rule = Rule { op, scalar: 0, scalar_is_address: false, divisor: 1, is_nested: true };
+            let mut out = f16::ZERO;
+            let to = [(std::ptr::from_mut(&mut out) as u64, 1)];
+            // SAFETY: all addresses are of live values of one element.
+            unsafe { reduce(DataType::Float16, &rule, &operands, &to) };
+            out.to_f32()
+        };
+        assert_eq!(of(&[2048.0, 1.0, 1.0]), 2048.0, "((0 1) 2)");
+        assert_eq!(of(&[2048.0, 0.0, 1.0, 1.0]), 2050.0, "((0 1) (2 3))");
+        assert_eq!(of(&[1.0, 2048.0, 1.0, 1.0, 2.0]), 2052.0, "(((0 1) (2 3)) 4)");
+        assert_eq!(of(&[2048.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0]), 2050.0, "(((0 1) (2 3)) ((4 5) 6))");
     }
 
     #[test]
@@ -243,7 +351,7 @@ mod tests {
             let expected: Vec<i64> = (0..total).map(|e| reduction_of(e).unwrap_or(0)).collect();
             let (mut all, mut some) = (vec![-1_i64; total], vec![-1_i64; TILE + 1]);
             let to = [(all.as_mut_ptr() as u64, total), (some[..TILE].as_mut_ptr() as u64, TILE)];
-            let rule = Rule { op, scalar: 0, scalar_is_address: false, divisor: 1 };
+            let rule = Rule { op, scalar: 0, scalar_is_address: false, divisor: 1, is_nested: false };
             // SAFETY: all addresses are of live lists of at least so many elements.
             unsafe { reduce(DataType::Int64, &rule, &operands, &to) };
             assert_eq!(all, expected, "{op:?}");
@@ -255,12 +363,19 @@ mod tests {
     fn integer_averages_truncate_and_factors_apply_to_marked_operands() {
         let (a, b, mut out) = ([-7i32, 5], [0i32, 6], [0i32; 2]);
         let operand = |x: &[i32; 2], scaled| Operand { addr: x.as_ptr() as u64, len: 2, scaled };
-        let mut rule = Rule { op: DeviceOp::SumDiv, scalar: 0, scalar_is_address: false, divisor: 2 };
+        let mut rule =
+            Rule { op: DeviceOp::SumDiv, scalar: 0, scalar_is_address: false, divisor: 2, is_nested: false };
         let to = [(out.as_mut_ptr() as u64, 2)];
         // SAFETY: all addresses are of live locals of two elements.
         unsafe { reduce(DataType::Int32, &rule, &[operand(&a, false), operand(&b, false)], &to) };
         assert_eq!(out, [-3, 5]);
-        rule = Rule { op: DeviceOp::PreMulSum, scalar: 10, scalar_is_address: false, divisor: 1 };
+        rule = Rule {
+            op: DeviceOp::PreMulSum,
+            scalar: 10,
+            scalar_is_address: false,
+            divisor: 1,
+            is_nested: false,
+        };
         // SAFETY: as above.
         unsafe { reduce(DataType::Int32, &rule, &[operand(&a, true), operand(&b, false)], &to) };
         assert_eq!(out, [-70, 56]);

@@ -195,7 +195,8 @@ unsafe fn combine(what: &ReduceKernel) {
     let from = &args.from[..usize::from(args.n)];
     let operands: Vec<Operand> = from.iter().map(|&addr| Operand { addr, len, scaled }).collect();
     let divisor = if args.form & DIVIDE != 0 { args.divisor } else { 1 };
-    let rule = Rule { op: what.kernel.op, scalar: args.scalar, scalar_is_address: false, divisor };
+    let (op, scalar) = (what.kernel.op, args.scalar);
+    let rule = Rule { op, scalar, scalar_is_address: false, divisor, is_nested: false };
     // SAFETY: passed on to the caller.
     unsafe { reduce(dtype, &rule, &operands, &[(args.to, len)]) };
 }

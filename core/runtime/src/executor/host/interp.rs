@@ -15,7 +15,7 @@ use hawser_device::host::reduce::{Operand, Rule, reduce};
 use hawser_kernels_abi::abort_word;
 use hawser_kernels_abi::{
     ACC_DST, Args, Block, Conn, DevComm, DeviceOp, HAS_DST, HAS_SRC, KernelKey, NO_DEP, POST, PRE, Place,
-    Span, Step,
+    Span, Step, Variant,
 };
 use hawser_plan::{Class, DataType, Protocol};
 use smallvec::SmallVec;
@@ -328,6 +328,7 @@ impl<'a> Run<'a> {
             scalar: self.args.scalar,
             scalar_is_address: self.args.scalar_is_address != 0,
             divisor,
+            is_nested: self.kernel.variant == Variant::Nested,
         };
         // SAFETY: as above.
         unsafe { reduce(dtype, &rule, operands, to) };
