@@ -41,28 +41,7 @@ impl Group {
             wrong(format!("there is no preset \"{name}\""), format!("known are {}", Preset::names()))
         })?;
         let (device, link) = device_and_link(file, preset)?;
-        let host = Host {
-            ranks: parts("ranks", file.ranks.unwrap_or(preset.ranks), 1)?,
-            link,
-            wire_gbs: speed("wire_gbs", file.wire_gbs.or(preset.wire_gbs).unwrap_or(1.0))?,
-            pcie_switches: parts("pcie_switches", file.pcie_switches.unwrap_or(preset.pcie_switches), 0)?,
-            pcie_gbs: speed("pcie_gbs", file.pcie_gbs.unwrap_or(preset.pcie_gbs))?,
-            memory_gbs: speed("memory_gbs", file.memory_gbs.unwrap_or(preset.memory_gbs))?,
-            cache_mib: speed("cache_mib", file.cache_mib.unwrap_or(preset.cache_mib))?,
-            cores: file.cores.map(|cores| parts("cores", cores, 1)).transpose()?,
-            core_cache_mib: speed("core_cache_mib", file.core_cache_mib.unwrap_or(CORE_CACHE_MIB))?,
-            processors: parts("processors", file.processors.unwrap_or(preset.processors), 1)?,
-            multiprocessors: multiprocessors(file, preset, device)?,
-            nics: parts("nics", file.nics.unwrap_or(preset.nics), 1)?,
-            nic_gbps: speed("nic_gbps", file.nic_gbps.unwrap_or(preset.nic_gbps))?,
-            connection_gbps: file
-                .connection_gbps
-                .map_or(Ok(f64::INFINITY), |gbps| speed("connection_gbps", gbps))?,
-            connection_wake_us: file
-                .connection_wake_us
-                .map_or(Ok(0.0), |us| time("connection_wake_us", us))?,
-            gpu_direct: file.gpu_direct.unwrap_or(preset.gpu_direct),
-        };
+        let host = figures(file, preset, (device, link))?;
         let count = file.count.unwrap_or(1);
         if count == 0 {
             let remedy = "give count at least 1, or leave the group out";
@@ -139,6 +118,30 @@ fn parts(what: &str, value: u32, least: u32) -> Result<u32> {
 }
 
 /// Checks a speed or a size.
+/// The figures of a group's hosts: its own, else those of the preset.
+fn figures(file: &HostsFile, preset: &Preset, (device, link): (DeviceKind, Link)) -> Result<Host> {
+    Ok(Host {
+        ranks: parts("ranks", file.ranks.unwrap_or(preset.ranks), 1)?,
+        link,
+        wire_gbs: speed("wire_gbs", file.wire_gbs.or(preset.wire_gbs).unwrap_or(1.0))?,
+        pcie_switches: parts("pcie_switches", file.pcie_switches.unwrap_or(preset.pcie_switches), 0)?,
+        pcie_gbs: speed("pcie_gbs", file.pcie_gbs.unwrap_or(preset.pcie_gbs))?,
+        memory_gbs: speed("memory_gbs", file.memory_gbs.unwrap_or(preset.memory_gbs))?,
+        cache_mib: speed("cache_mib", file.cache_mib.unwrap_or(preset.cache_mib))?,
+        cores: file.cores.map(|cores| parts("cores", cores, 1)).transpose()?,
+        core_cache_mib: speed("core_cache_mib", file.core_cache_mib.unwrap_or(CORE_CACHE_MIB))?,
+        processors: parts("processors", file.processors.unwrap_or(preset.processors), 1)?,
+        multiprocessors: multiprocessors(file, preset, device)?,
+        nics: parts("nics", file.nics.unwrap_or(preset.nics), 1)?,
+        nic_gbps: speed("nic_gbps", file.nic_gbps.unwrap_or(preset.nic_gbps))?,
+        connection_gbps: file
+            .connection_gbps
+            .map_or(Ok(f64::INFINITY), |gbps| speed("connection_gbps", gbps))?,
+        connection_wake_us: file.connection_wake_us.map_or(Ok(0.0), |us| time("connection_wake_us", us))?,
+        gpu_direct: file.gpu_direct.unwrap_or(preset.gpu_direct),
+    })
+}
+
 fn time(what: &str, us: f64) -> Result<f64> {
     if (0.0..=1e6).contains(&us) {
         return Ok(us);
