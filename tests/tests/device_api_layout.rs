@@ -34,6 +34,8 @@ fn program(offsets: Offsets, window_bytes: usize, version: u32) -> String {
     text += &comm("resourceWindow", offsets.resource_window);
     text += &comm("resourceWindow_inlined.lsaFlatBase", offsets.flat_base);
     text += &comm("resourceWindow_inlined.stride4G", offsets.stride);
+    text += &comm("resourceWindow_inlined.mcOffset4K", offsets.stride + 4);
+    text += &comm("lsaMultimem.mcBasePtr", offsets.lsa_barrier - 8);
     text += &comm("lsaBarrier", offsets.lsa_barrier);
     text += &comm("railGinBarrier", offsets.rail_barrier);
     text += &offsets.hybrid_barrier.map_or(String::new(), |at| comm("hybridLsaBarrier", at));
@@ -47,6 +49,7 @@ fn program(offsets: Offsets, window_bytes: usize, version: u32) -> String {
     text += &window("lsaRank", offset_of!(WindowImage, lsa_rank));
     text += &window("worldRank", offset_of!(WindowImage, world_rank));
     text += &window("stride4G", offset_of!(WindowImage, stride_4g));
+    text += &window("mcOffset4K", offset_of!(WindowImage, multicast_4k));
     text += &window("mcOffset4K", offset_of!(WindowImage, multicast_4k));
     text + &window("ginOffset4K", offset_of!(WindowImage, gin_4k))
 }

@@ -230,7 +230,7 @@ fn set_fields(c: &NcclConfig) -> impl Iterator<Item = String> + use<> {
 
 /// A sentence about each field that is set and has no effect, with the reason (docs/nccl-config.md).
 fn idle_fields(c: &NcclConfig) -> impl Iterator<Item = String> + use<> {
-    let nvls = "there is no NVLink multicast";
+    let nvls = "no collective uses NVLink multicast";
     let sharing = "proxy threads and pools of memory are shared by all communicators of a process anyway, \
                    and FIFOs and connections by none, since calls of parent and child may overlap";
     [

@@ -1,7 +1,7 @@
 //! Communicators for kernels: what a program asks for, read by its version, and what it gets.
 //!
-//! Load-store teams are offered (barriers, buffers and windows), and a network in kernels (`gin`). What needs
-//! multicast or counted transfers is refused.
+//! Load-store teams are offered (barriers, buffers and windows), a network in kernels (`gin`), and multicast
+//! within the team where a setting asks for it. What needs counted transfers is refused.
 
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::handle::{CommPtr, Handle};
 use crate::p2p::grouped;
 use crate::requirements::Requirement;
 use crate::teams;
-use crate::types::{API_MAGIC, DevCommRequirements, TeamRequirement, UNDEF_INT, VERSION_CODE};
+use crate::types::{API_MAGIC, DevCommRequirements, Team, TeamRequirement, UNDEF_INT, VERSION_CODE};
 
 /// The version that a struct without a header is taken for: 2.28.9 is the last one.
 const HEADLESS: u32 = 22809;
@@ -53,7 +53,8 @@ fn create(handle: &Arc<Handle>, reqs: In<DevCommRequirements>, out: Out<u8>) -> 
     let family = Family::of(version).ok_or_else(|| unknown(version))?;
     let lists = Lists(&given);
     refuse_counted(&given)?;
-    lists.refuse_multicast()?;
+    let team = teams::load_store(handle)?;
+    let (has_multicast, multicast_of) = lists.multicast(team, handle.comm.offers_multicast()?)?;
     let resources = lists.resources(has_header || asks_for_network(&given))?;
     let uses_network = resources.iter().any(|resource| resource.signals != 0 || resource.counters != 0);
     let (rails, ranks) = (teams::rails(handle)?, handle.comm.ranks());
@@ -67,6 +68,7 @@ fn create(handle: &Arc<Handle>, reqs: In<DevCommRequirements>, out: Out<u8>) -> 
         rail_barriers: count("railGinBarrierCount", given.rail_barriers)?,
         resources: resources.iter().map(resource).collect::<Result<_>>()?,
         network,
+        multicast: has_multicast,
     };
     let out_of = |address: *const c_void| Out::<u32>::inside(address.cast_mut().cast());
     let places: Vec<[Out<u32>; 3]> = resources
@@ -80,6 +82,9 @@ fn create(handle: &Arc<Handle>, reqs: In<DevCommRequirements>, out: Out<u8>) -> 
                 signal.set_if_given(part.signal);
                 counter.set_if_given(part.counter);
             }
+        }
+        for out in multicast_of {
+            out.set_if_given(made.multicast);
         }
         out.set_bytes("outDevComm", &made.image)
     })?;
@@ -174,8 +179,9 @@ impl Lists<'_> {
         Ok(found)
     }
 
-    /// There is no multicast, so whoever asks for it is refused, with NVIDIA's code.
-    fn refuse_multicast(&self) -> Result<()> {
+    /// True if the program asks for multicast, and where it wants the begins of addresses for teams that ask.
+    /// Refuses it where there is none, with NVIDIA's code, and for other teams than the load-store team.
+    fn multicast(&self, own: Team, is_offered: bool) -> Result<(bool, Vec<Out<u64>>)> {
         let refuse = |name: &str| {
             Err(Error::invalid_argument(format!(
                 "{name} asks for multicast, which there is none of (ncclCommQueryProperties says \
@@ -183,19 +189,32 @@ impl Lists<'_> {
             ))
             .remedy("use the pointers of single ranks (ncclGetLsaPointer)"))
         };
-        if self.0.lsa_multimem != 0 {
+        let mut is_wanted = self.0.lsa_multimem != 0;
+        if is_wanted && !is_offered {
             return refuse("lsaMultimem");
         }
-        let (mut next, mut seen) = (self.0.teams, 0);
+        let (mut next, mut seen, mut places) = (self.0.teams, 0, Vec::new());
         while !next.is_null() {
             check_length(seen, "teamRequirementsList")?;
             let one: TeamRequirement = In::inside(next).read("teamRequirementsList")?;
             if one.multimem != 0 {
-                return refuse("teamRequirementsList");
+                if !is_offered {
+                    return refuse("teamRequirementsList");
+                }
+                if one.team != own {
+                    return Err(Error::invalid_argument(format!(
+                        "teamRequirementsList asks for multicast to {} ranks, which there is for the \
+                         load-store team of {} alone",
+                        one.team.ranks, own.ranks
+                    ))
+                    .remedy("ask for the team of ncclTeamLsa"));
+                }
+                is_wanted = true;
+                places.push(Out::inside(one.out_multimem.cast_mut().cast()));
             }
             (next, seen) = (one.next, seen + 1);
         }
-        Ok(())
+        Ok((is_wanted, places))
     }
 }
 

@@ -29,6 +29,7 @@ nccl_api! {
             nvml_device: handle.comm.nvml_device()?.cast_signed(), comm_hash: handle.comm.hash()?,
             host_rma_support: 1,
             device_api_support: has_windows.into(),
+            multimem_support: handle.comm.offers_multicast()?.into(),
             gin_type: kind, railed_gin_type: kind, gin_connection_type: if kind == 0 { 0 } else { gin::FULL },
             gin_min_stride: c_int::from(kind != 0), gin_support,
             device_comm_size: dev_comm::own_bytes(),
@@ -70,7 +71,7 @@ nccl_api! {
     }
 }
 
-/// Nothing is supported: no multicast, no network in kernels.
+/// Nothing is supported.
 const NOTHING: CommProperties = CommProperties {
     size: 0,
     magic: 0,

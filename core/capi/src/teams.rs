@@ -70,19 +70,30 @@ nccl_api! {
         if is_near { outPtr.set("outPtr", address(&owner, window, offset, rank)?) } else { Ok(()) }
     }
 
-    /// Multicast address of a window in the load-store team: NULL, as there is no multicast.
+    /// Multicast address of a window in the load-store team; NULL if it has none.
     fn ncclGetLsaMultimemDevicePointer / pncclGetLsaMultimemDevicePointer(
         window: *const c_void, offset: usize, outPtr: Out<*const c_void>,
     ) {
-        place(window, offset, outPtr).map(drop)
+        multicast_address(window, offset, outPtr)
     }
 
-    /// Multicast address of a window: NULL, as there is no multicast. The multicast handle is a struct of one
-    /// pointer.
+    /// Multicast address of a window; NULL if it has none. The multicast handle is a struct of one pointer:
+    /// only that of the load-store team is ever given out.
     fn ncclGetMultimemDevicePointer / pncclGetMultimemDevicePointer(
-        window: *const c_void, offset: usize, _multimem: *const c_void, outPtr: Out<*const c_void>,
+        window: *const c_void, offset: usize, multimem: *const c_void, outPtr: Out<*const c_void>,
     ) {
-        place(window, offset, outPtr).map(drop)
+        if multimem.is_null() {
+            return place(window, offset, outPtr).map(drop);
+        }
+        multicast_address(window, offset, outPtr)
+    }
+}
+
+fn multicast_address(window: *const c_void, offset: usize, out: Out<*const c_void>) -> Result<()> {
+    let (owner, window) = place(window, offset, out)?;
+    match owner.comm.multicast_address(window.handle, offset as u64)? {
+        Some(addr) => out.set("outPtr", addr as *const c_void),
+        None => Ok(()),
     }
 }
 
@@ -154,7 +165,8 @@ fn world(handle: &Handle) -> Team {
     Team { ranks: handle.comm.ranks().cast_signed(), rank: handle.comm.rank().cast_signed(), stride: 1 }
 }
 
-fn load_store(handle: &Handle) -> Result<Team> {
+/// The load-store team of a rank.
+pub fn load_store(handle: &Handle) -> Result<Team> {
     let team = handle.comm.load_store_team()?;
     let rank = handle.comm.rank() - team.first;
     Ok(Team { ranks: team.ranks.cast_signed(), rank: rank.cast_signed(), stride: 1 })

@@ -168,6 +168,59 @@ mod on_the_stand_in {
         }
     }
 
+    /// The struct of needs of 2.32 as words: multicast for the load-store team, and for a team of the list.
+    fn asking(team: &mut [u64; 5], (ranks, rank): (u64, u64), out: *mut u64) -> [u64; 15] {
+        // The next entry, a team of stride 1, whether it wants multicast, and where its base goes.
+        *team = [0, ranks | rank << 32, 1 | 1 << 32, out as u64, 0];
+        let mut needs = [0; 15];
+        needs[..5].copy_from_slice(&[120, 0xcafe_beef | 23203 << 32, 0, team.as_ptr() as u64, 1]);
+        needs
+    }
+
+    #[test]
+    fn multicast_is_there_where_it_is_asked_for() {
+        let name = "multicast_is_there_where_it_is_asked_for";
+        let env = [ENV[0], ENV[1], ENV[2], ("HAWSER_MULTICAST", "1"), ("FAKE_MULTICAST", "1")];
+        with_fake_kernels(module_path!(), name, &env, || {
+            let comms = several(2);
+            let mut properties = [0u64; 19];
+            (properties[0], properties[1]) = (152, 0xcafe_beef | 23203 << 32);
+            ok(ncclCommQueryProperties(comms[0], properties.as_mut_ptr().cast()));
+            assert_eq!(properties[4] & 0xffff, 0x101, "the device API, and multicast");
+            let buffers: Vec<Ptr> = comms.iter().map(|_| allocated()).collect();
+            let windows = register(&comms, &buffers, 1);
+            let (mut teams, mut bases, mut made) = ([[0; 5]; 2], [0u64; 2], [[0u32; 64]; 2]);
+            ok(ncclGroupStart());
+            for (rank, &comm) in comms.iter().enumerate() {
+                let needs = asking(&mut teams[rank], (2, rank as u64), &raw mut bases[rank]);
+                ok(ncclDevCommCreate(comm, needs.as_ptr().cast(), made[rank].as_mut_ptr().cast()));
+            }
+            ok(ncclGroupEnd());
+            for (rank, &window) in windows.iter().enumerate() {
+                let place: u32 = word(window, 28);
+                let base = u64::from(made[rank][18]) | u64::from(made[rank][19]) << 32;
+                let mut found = null();
+                ok(ncclGetLsaMultimemDevicePointer(window, 24, &mut found));
+                assert!(place != 0 && found as u64 == base + u64::from(place) * 4096 + 24);
+                assert_eq!(bases[rank], base);
+                ok(ncclDevCommDestroy(comms[rank], made[rank].as_ptr().cast()));
+            }
+            // Not for other teams.
+            let needs = asking(&mut teams[0], (1, 0), &raw mut bases[0]);
+            let code = ncclDevCommCreate(comms[0], needs.as_ptr().cast(), made[0].as_mut_ptr().cast());
+            assert_eq!(code, INVALID_ARGUMENT);
+            assert!(last_error().contains("load-store team of 2 alone"), "{}", last_error());
+            for (rank, &comm) in comms.iter().enumerate() {
+                ok(ncclCommWindowDeregister(comm, windows[rank]));
+            }
+            assert_eq!(fake("fake_bound"), 0);
+            comms.into_iter().for_each(|comm| ok(ncclCommDestroy(comm)));
+            buffers.into_iter().for_each(|buffer| ok(ncclMemFree(buffer)));
+            ncclResetDebugInit();
+            hawser_base::log::set_last_error("");
+        });
+    }
+
     fn allocated() -> Ptr {
         let mut buffer = std::ptr::null_mut();
         ok(ncclMemAlloc(&mut buffer, BYTES));

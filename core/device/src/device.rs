@@ -480,6 +480,57 @@ pub trait FlatMaps: Send + Sync {
     /// # Errors
     /// No addresses are left, or the driver refused.
     fn lay_out(&self, stride: u64, rows: &[Row<'_>]) -> Result<Memory>;
+
+    /// Multicast, if the device takes part in it.
+    fn multicast(&self) -> Option<&dyn Multicast>;
+}
+
+/// Addresses at which a store reaches the memory of all GPUs of a team. No hardware has run this yet.
+pub trait Multicast: Send + Sync {
+    /// The number that lengths and places in an object of so many GPUs are multiples of.
+    ///
+    /// # Errors
+    /// The driver refused.
+    fn multicast_granularity(&self, devices: u32) -> Result<u64>;
+
+    /// A new object for so many GPUs.
+    ///
+    /// # Errors
+    /// No such object is left, or the driver refused.
+    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Box<dyn MulticastObject>>;
+
+    /// The object that another process has made, by its descriptor.
+    ///
+    /// # Errors
+    /// The driver refused.
+    fn import_multicast(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Box<dyn MulticastObject>>;
+}
+
+/// A multicast object, as the process of one GPU has it. Dropping it unmaps it, and unbinds the memory.
+pub trait MulticastObject: Send + Sync {
+    /// A new descriptor for another process.
+    ///
+    /// # Errors
+    /// The driver refused.
+    fn export(&self) -> Result<OwnedFd>;
+
+    /// This GPU takes part. All do before any of them binds memory.
+    ///
+    /// # Errors
+    /// The driver refused, as where two ranks share the GPU.
+    fn join(&self) -> Result<()>;
+
+    /// Binds this GPU's memory, an address and a length, to a place in the object.
+    ///
+    /// # Errors
+    /// It is no memory that can be bound, or the driver refused.
+    fn bind(&mut self, at: u64, memory: (u64, u64)) -> Result<()>;
+
+    /// Maps the object for this GPU, and tells where.
+    ///
+    /// # Errors
+    /// No addresses are left, or the driver refused.
+    fn map(&mut self) -> Result<u64>;
 }
 
 impl dyn Device + '_ {

@@ -35,8 +35,8 @@ use hawser_base::error::{Error, Result};
 
 pub use device::{
     Caps, Device, Event, Export, Exposed, FlatMaps, FusedKernelLaunch, Graph, Graphs, HeapKind, HostWords,
-    Ipc, Kernels, MemoryOp, Moment, OwnedStream, Pieces, RecordNode, Row, SharedMemory, Stream, StreamState,
-    StreamWords, Streams,
+    Ipc, Kernels, MemoryOp, Moment, Multicast, MulticastObject, OwnedStream, Pieces, RecordNode, Row,
+    SharedMemory, Stream, StreamState, StreamWords, Streams,
 };
 pub use memory::{Memory, size_text};
 

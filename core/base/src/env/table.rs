@@ -313,6 +313,9 @@ settings! {
         /// never reads or writes those and windows itself: what copy engines move between hosts is staged.
         local_register: bool = "NCCL_LOCAL_REGISTER", SWITCH_ON, default "1",
             page "zero-copy.md#registered-buffers";
+        /// 1: windows of CUDA's VMM get multicast addresses on GPUs with NVSwitch, for kernels of the program
+        /// (`ncclGetLsaMultimemPointer`). No hardware has run this yet.
+        multicast: bool = "HAWSER_MULTICAST", SWITCH_OFF, default "0", page "device-api.md";
         /// 1: ranks of a host share no host memory; without peer access they talk over the net.
         shm_disable: bool = "NCCL_SHM_DISABLE", FLAG, default "0";
         /// Bytes of a FIFO of the Simple protocol, per lane and peer.

@@ -81,7 +81,7 @@ fn not_shared(context: &Context, status: super::result::Status, addr: u64) -> Er
 }
 
 /// A reserved range and what is mapped in it.
-struct Range {
+pub struct Range {
     context: Arc<Context>,
     addr: CUdeviceptr,
     bytes: usize,
@@ -103,7 +103,13 @@ pub fn lay_out(context: &Arc<Context>, stride: u64, rows: &[Row<'_>]) -> Result<
 }
 
 impl Range {
-    fn reserve(context: &Arc<Context>, bytes: u64) -> Result<Self> {
+    /// The address of its first byte.
+    pub fn begin(&self) -> CUdeviceptr {
+        self.addr
+    }
+
+    /// Reserves so many addresses.
+    pub fn reserve(context: &Arc<Context>, bytes: u64) -> Result<Self> {
         let _scope = context.enter_relaxed()?;
         let mut addr = 0;
         // SAFETY: valid for the address; no alignment or place is asked for.
@@ -118,7 +124,7 @@ impl Range {
     }
 
     /// Maps a piece for the context's device; the mapping keeps the memory.
-    fn map(&mut self, at: CUdeviceptr, physical: &Physical) -> Result<()> {
+    pub fn map(&mut self, at: CUdeviceptr, physical: &Physical) -> Result<()> {
         physical.map_at(at)?;
         let length = physical.bytes as usize;
         self.mapped.push((at, length));

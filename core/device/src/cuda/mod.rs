@@ -23,6 +23,7 @@ mod kernels;
 mod launch;
 mod memory;
 mod moment;
+mod multicast;
 pub(crate) mod nvml;
 mod query;
 mod result;
@@ -34,7 +35,7 @@ mod vmm;
 
 use std::any::Any;
 use std::ffi::c_void;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 use std::time::Duration;
@@ -57,8 +58,8 @@ use self::result::code;
 use self::stream::Events;
 use crate::device::{
     Caps, Device, Event, Export, Exposed, FlatMaps, FusedKernelLaunch, Graph, Graphs, HeapKind, HostWords,
-    Ipc, Kernels as KernelLaunches, MemoryOp, Moment, OwnedStream, Pieces, RecordNode, Row, SharedMemory,
-    Stream, StreamState, StreamWords, Streams,
+    Ipc, Kernels as KernelLaunches, MemoryOp, Moment, Multicast, MulticastObject, OwnedStream, Pieces,
+    RecordNode, Row, SharedMemory, Stream, StreamState, StreamWords, Streams,
 };
 use crate::memory::Memory;
 use crate::pool::{self, Pool, Source};
@@ -502,6 +503,24 @@ impl FlatMaps for CudaDevice {
 
     fn lay_out(&self, stride: u64, rows: &[Row<'_>]) -> Result<Memory> {
         flat::lay_out(&self.context, stride, rows)
+    }
+
+    fn multicast(&self) -> Option<&dyn Multicast> {
+        multicast::is_supported(&self.context).then_some(self)
+    }
+}
+
+impl Multicast for CudaDevice {
+    fn multicast_granularity(&self, devices: u32) -> Result<u64> {
+        multicast::granularity(&self.context, devices)
+    }
+
+    fn create_multicast(&self, devices: u32, bytes: u64) -> Result<Box<dyn MulticastObject>> {
+        Ok(Box::new(multicast::Object::create(&self.context, devices, bytes)?))
+    }
+
+    fn import_multicast(&self, descriptor: BorrowedFd<'_>, bytes: u64) -> Result<Box<dyn MulticastObject>> {
+        Ok(Box::new(multicast::Object::import(&self.context, descriptor, bytes)?))
     }
 }
 

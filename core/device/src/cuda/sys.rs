@@ -238,6 +238,16 @@ driver_table! {
             os_handle: *mut c_void, kind: CUmemAllocationHandleType);
         mem_retain = cuMemRetainAllocationHandle @ 11000 (handle: *mut CUmemGenericAllocationHandle,
             addr: *mut c_void);
+        multicast_create = cuMulticastCreate @ 12010 (handle: *mut CUmemGenericAllocationHandle,
+            prop: *const CUmulticastObjectProp);
+        multicast_granularity = cuMulticastGetGranularity @ 12010 (granularity: *mut usize,
+            prop: *const CUmulticastObjectProp, option: CUmulticastGranularity_flags);
+        multicast_add_device = cuMulticastAddDevice @ 12010 (handle: CUmemGenericAllocationHandle,
+            device: CUdevice);
+        multicast_bind_addr = cuMulticastBindAddr @ 12010 (handle: CUmemGenericAllocationHandle,
+            offset: usize, addr: CUdeviceptr, bytes: usize, flags: c_ulonglong);
+        multicast_unbind = cuMulticastUnbind @ 12010 (handle: CUmemGenericAllocationHandle,
+            device: CUdevice, offset: usize, bytes: usize);
         library_load_data = cuLibraryLoadData @ 12000 (library: *mut CUlibrary, code: *const c_void,
             jit_options: *mut CUjit_option, jit_values: *mut *mut c_void, n_jit: c_uint,
             library_options: *mut CUlibraryOption, library_values: *mut *mut c_void, n_library: c_uint);

@@ -93,6 +93,16 @@ impl Physical {
         })
     }
 
+    /// An object of the driver's with such a handle, which is released with this.
+    pub fn of_handle(context: &Arc<Context>, handle: CUmemGenericAllocationHandle, bytes: u64) -> Self {
+        Physical { context: context.clone(), handle, bytes }
+    }
+
+    /// The driver's handle.
+    pub fn handle(&self) -> CUmemGenericAllocationHandle {
+        self.handle
+    }
+
     /// Maps all of it at an address, where a range is reserved and nothing is mapped.
     pub fn map_at(&self, addr: CUdeviceptr) -> Result<()> {
         let _scope = self.context.enter_relaxed()?;

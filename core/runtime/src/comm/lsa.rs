@@ -91,6 +91,23 @@ impl Comm {
         Ok(self.state()?.lsa.address(handle, team_rank, offset))
     }
 
+    /// True if windows have multicast addresses where their memory allows it.
+    ///
+    /// # Errors
+    /// As [`Comm::state`].
+    pub fn offers_multicast(&self) -> Result<bool> {
+        self.state().map(|state| state.lsa.offers_multicast())
+    }
+
+    /// The address at which an offset of a window is on all ranks of the load-store team at once. None if it
+    /// has none.
+    ///
+    /// # Errors
+    /// As [`Comm::state`].
+    pub fn multicast_address(&self, handle: u64, offset: u64) -> Result<Option<u64>> {
+        Ok(self.state()?.lsa.multicast_address(handle, offset))
+    }
+
     /// Makes a communicator for kernels, and hands it to `then`. Collective.
     ///
     /// # Errors

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use super::allocation::{Allocation, Opened};
 use super::layout::STRIDE_UNIT;
+use super::multicast;
 use super::team::Team;
 use crate::bootstrap::{Bootstrap, Tag};
 use crate::record;
@@ -65,6 +66,8 @@ pub struct Mapping {
     /// By rank of the team: the address of this rank's buffer there; empty unless all ranks lend their
     /// buffers to collectives.
     pub seen_at: Vec<u64>,
+    /// The object that reaches all buffers at once; the reason why there is none.
+    pub multicast: std::result::Result<multicast::Mapped, String>,
     /// Whatever keeps the memory mapped.
     _memory: Vec<Arc<Memory>>,
 }
@@ -84,6 +87,8 @@ pub struct Offer {
     key: u64,
     /// The allocation that the buffer lies in, if it has no pieces.
     allocation: Option<Allocation>,
+    /// The number of bytes that multicast needs pieces to be multiples of, if the rank takes part in it.
+    pub multicast: Option<u64>,
 }
 
 /// The memory, or the reason why there is none.
@@ -104,18 +109,22 @@ struct Mapped {
 /// Descriptors that ranks of the same process take from each other.
 static IN_PROCESS: LazyLock<Mutex<FxHashMap<u64, Arc<Vec<OwnedFd>>>>> = LazyLock::new(Mutex::default);
 
-fn in_process() -> MutexGuard<'static, FxHashMap<u64, Arc<Vec<OwnedFd>>>> {
+/// See [`Shown`].
+pub fn in_process() -> MutexGuard<'static, FxHashMap<u64, Arc<Vec<OwnedFd>>>> {
     IN_PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// This rank's descriptors in the table, taken out at the end of the exchange.
-struct Shown {
-    key: u64,
-    descriptors: Arc<Vec<OwnedFd>>,
+pub struct Shown {
+    /// Their place in the table.
+    pub key: u64,
+    /// The descriptors.
+    pub descriptors: Arc<Vec<OwnedFd>>,
 }
 
 impl Shown {
-    fn new(descriptors: Vec<OwnedFd>) -> Self {
+    /// Enters descriptors into the table.
+    pub fn new(descriptors: Vec<OwnedFd>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let key = NEXT.fetch_add(1, Ordering::Relaxed);
         let descriptors = Arc::new(descriptors);
@@ -144,6 +153,8 @@ pub struct Exchange<'a> {
     pub number: u32,
     /// This rank lends its buffer to collectives, if all others do.
     pub is_lent: bool,
+    /// This rank wants multicast addresses, if all others do and the devices have them.
+    pub wants_multicast: bool,
     /// The wait for other ranks, which may end it.
     pub wait: &'a Wait,
 }
@@ -163,20 +174,30 @@ impl Exchange<'_> {
     ) -> Result<Result<Option<Mapping>>> {
         let (own, descriptors) = offer(purpose, (addr, bytes), share);
         let shown = Shown::new(descriptors);
-        let own = own.map(|offer| Offer { key: shown.key, ..offer });
+        let own = own.map(|offer| {
+            let multicast = self.wants_multicast.then(|| self.granularity_of_multicast(maps)).flatten();
+            let multicast = multicast.filter(|_| !offer.pieces.is_empty());
+            Offer { key: shown.key, multicast, ..offer }
+        });
         let offers: Vec<OfferRecord> = self.offer(&own)?;
         let plan = match self.plan(&offers, purpose) {
             Ok(plan) => plan,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let mapping = match plan {
-            Plan::Rows(rows) => {
-                let received = self.pass_descriptors(&rows, &shown.descriptors)?;
-                if rows.stride == 0 { Ok(None) } else { rows.lay_out(maps, &received).map(Some) }
-            }
-            Plan::Apart(allocations) => self.open(&allocations).map(Some),
+        let rows = match plan {
+            Plan::Rows(rows) => rows,
+            Plan::Apart(allocations) => return self.agree(self.open(&allocations).map(Some)),
         };
-        self.agree(mapping)
+        let received = self.pass_descriptors(&rows, &shown.descriptors)?;
+        let mapping = if rows.stride == 0 { Ok(None) } else { rows.lay_out(maps, &received).map(Some) };
+        let mut agreed = self.agree(mapping)?;
+        let is_wanted = rows.offers.iter().any(|offer| offer.multicast.is_some());
+        if let Ok(Some(mapping)) = &mut agreed
+            && is_wanted
+        {
+            mapping.multicast = self.multicast(maps, &rows, addr)?;
+        }
+        Ok(agreed)
     }
 
     /// Tells all ranks how mapping went: everybody has the mapping, or nobody.
@@ -222,7 +243,7 @@ impl Exchange<'_> {
         }
         let stride = Err(allocations.first().map_or_else(String::new, |(first, _)| first.why_apart.clone()));
         let lengths = allocations.iter().map(|(_, bytes)| *bytes).collect();
-        Ok(Mapping { places, stride, lengths, seen_at: Vec::new(), _memory: memory })
+        Ok(Mapping { places, stride, lengths, seen_at: Vec::new(), multicast: none(), _memory: memory })
     }
 
     /// Tells all ranks of the team what this one offers, and learns their offers.
@@ -332,8 +353,16 @@ pub fn offer(
     (addr, bytes): (u64, u64),
     share: Result<Option<Share>>,
 ) -> (OfferRecord, Vec<OwnedFd>) {
-    let mut offer =
-        Offer { purpose, bytes, before: 0, granularity: 1, pieces: Vec::new(), key: 0, allocation: None };
+    let mut offer = Offer {
+        purpose,
+        bytes,
+        before: 0,
+        granularity: 1,
+        pieces: Vec::new(),
+        key: 0,
+        allocation: None,
+        multicast: None,
+    };
     let mut descriptors = Vec::new();
     match share {
         Err(error) => return (Err(error.to_string()), descriptors),
@@ -345,6 +374,11 @@ pub fn offer(
         }
     }
     (Ok(offer), descriptors)
+}
+
+/// No multicast, since nobody has asked for it.
+fn none<T>() -> std::result::Result<T, String> {
+    Err("it was not asked for (HAWSER_MULTICAST=1)".to_string())
 }
 
 /// The way in which ranks map each other's memory, the same on all ranks.
@@ -371,10 +405,11 @@ impl Plan {
 }
 
 /// The places of all pieces, the same on all ranks.
-struct Rows {
-    offers: Vec<Offer>,
+pub struct Rows {
+    /// The offers of all ranks.
+    pub offers: Vec<Offer>,
     /// The place of the buffers in their rows.
-    at: u64,
+    pub at: u64,
     /// Length of a row; 0 if nothing is mapped.
     stride: u64,
 }
@@ -423,7 +458,14 @@ impl Rows {
             (0..self.offers.len() as u64).map(|rank| rows.addr + rank * self.stride + self.at).collect();
         let lengths = self.offers.iter().map(|offer| offer.bytes).collect();
         let memory = vec![Arc::new(rows)];
-        Ok(Mapping { places, stride: Ok(self.stride), lengths, seen_at: Vec::new(), _memory: memory })
+        Ok(Mapping {
+            places,
+            stride: Ok(self.stride),
+            lengths,
+            seen_at: Vec::new(),
+            multicast: none(),
+            _memory: memory,
+        })
     }
 }
 
@@ -433,7 +475,8 @@ mod tests {
 
     fn offer(before: u64, pieces: &[u64]) -> Offer {
         let (purpose, pieces) = (Purpose::Window, pieces.to_vec());
-        Offer { purpose, bytes: 100, before, granularity: 2 << 20, pieces, key: 0, allocation: None }
+        let (bytes, granularity) = (100, 2 << 20);
+        Offer { purpose, bytes, before, granularity, pieces, key: 0, allocation: None, multicast: None }
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub struct WindowImage {
     pub world_rank: i32,
     /// Distance of the windows of two neighbours, in units of 4 GiB.
     pub stride_4g: u32,
-    /// The place in the multicast range; there is none.
+    /// The place in the multicast range, in units of 4 KiB.
     pub multicast_4k: u32,
     /// The place in the memory that the network has: the begin, as it has the window itself.
     pub gin_4k: u32,
@@ -78,7 +78,7 @@ const _: () = assert!(offset_of!(WindowImage, gin_windows) == 40 && offset_of!(W
 const _: () = assert!(offset_of!(WindowImage, cft_rank) == 84 && offset_of!(WindowImage, cft_endpoint) == 88);
 
 impl WindowImage {
-    /// A window of one piece that no multicast knows, and the network by its number.
+    /// A window of one piece without a place in multicast, and the network by its number.
     pub fn new(flat_base: u64, stride_4g: u32, (lsa_rank, world_rank): (u32, u32), number: u64) -> Self {
         Self {
             host: 0,
@@ -319,6 +319,8 @@ pub struct DevCommImage {
     pub table: u64,
     /// The resource window, its flat base and its stride; zeros without resources.
     pub resources: (u64, u64, u32),
+    /// The begin of multicast addresses, and the place of the resource window in them.
+    pub multicast: (u64, u32),
     /// Barriers of the load-store team.
     pub lsa_barrier: Barriers,
     /// The handle of the buffer of the rail team's barriers.
@@ -390,6 +392,10 @@ impl DevCommImage {
         put(offsets.resource_window, &window.to_ne_bytes());
         put(offsets.flat_base, &flat_base.to_ne_bytes());
         put(offsets.stride, &stride.to_ne_bytes());
+        let (base, place) = self.multicast;
+        put(offsets.stride + 4, &place.to_ne_bytes());
+        // The base stands before the barriers of the load-store team in all families.
+        put(offsets.lsa_barrier - 8, &base.to_ne_bytes());
         let mut barriers = |at: usize, barriers: Barriers| {
             put(at, &barriers.buffer.to_ne_bytes());
             put(at + 4, &barriers.count.to_ne_bytes());

@@ -13,6 +13,7 @@ mod allocation;
 mod exchange;
 mod graph;
 pub mod layout;
+mod multicast;
 mod registered;
 pub mod resources;
 mod retired;
@@ -23,6 +24,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hawser_base::env;
 use hawser_base::error::{Error, Result};
 use hawser_base::log::{self, Subsys};
 use hawser_base::wait::Wait;
@@ -61,6 +63,8 @@ pub struct Lsa {
     registered: RegisteredBuffers,
     /// The mappings that launches may still use, though they were taken back.
     retired: Retired,
+    /// The begin of the places that windows have in multicast, for those who want it.
+    multicast: Option<multicast::Base>,
     /// The ranks of the team have tried to share the words of signals.
     has_tried_words: AtomicBool,
     state: Mutex<State>,
@@ -181,6 +185,7 @@ impl Lsa {
         let (exchanges, opened, state) = (AtomicU32::new(0), Opened::default(), Mutex::default());
         let (graphs, registered) = (GraphBuffers::default(), RegisteredBuffers::default());
         let retired = Retired::new(device.clone(), order);
+        let multicast = env::settings().multicast.then(multicast::Base::default);
         Self {
             team,
             device,
@@ -193,6 +198,7 @@ impl Lsa {
             graphs,
             registered,
             retired,
+            multicast,
             has_tried_words,
             state,
         }
@@ -229,6 +235,7 @@ impl Lsa {
                 let maps = self.maps()?;
                 let share = room.as_ref().map_err(Error::clone).and_then(|_| self.share(maps, window));
                 let exchange = self.exchange(self.lends.to_collectives && is_symmetric, wait);
+                let exchange = Exchange { wants_multicast: self.multicast.is_some(), ..exchange };
                 let mapping = exchange.run(maps, Purpose::Window, (addr, bytes), share.map(Some))?;
                 mapping.and_then(|mapping| Ok((mapping, room?)))
             }
@@ -435,7 +442,7 @@ impl Lsa {
         let number = self.exchanges.fetch_add(1, Ordering::Relaxed);
         let (device, opened) = (&*self.device, &self.opened);
         let (bootstrap, team) = (&*self.bootstrap, &self.team);
-        Exchange { bootstrap, team, device, opened, number, is_lent, wait }
+        Exchange { bootstrap, team, device, opened, number, is_lent, wants_multicast: false, wait }
     }
 
     /// Writes the struct of a window and enters it into the table. Answers the handle, the flat base, and the
@@ -449,7 +456,8 @@ impl Lsa {
         let (base, stride) = window.side_by_side().map_err(Error::internal)?;
         let stride_4g = (stride / STRIDE_UNIT) as u32;
         let places = (self.team.rank, self.bootstrap.rank());
-        let image = WindowImage::new(base, stride_4g, places, window.number);
+        let mut image = WindowImage::new(base, stride_4g, places, window.number);
+        image.multicast_4k = self.multicast_place(&window);
         self.device.upload(handle, bytes_of(std::slice::from_ref(&image)))?;
         self.keep(window)?;
         self.replace(&mut self.state(), 0, entry)?;

@@ -6,7 +6,7 @@ use hawser_base::error::{Error, Result};
 use hawser_base::wait::Wait;
 use hawser_device::Memory;
 
-use super::exchange::{Mapping, Purpose, Share};
+use super::exchange::{Exchange, Mapping, Purpose, Share};
 use super::layout::{Barriers, DevCommImage, Family, HANDLE_UNIT, NetworkBarriers, NetworkImage};
 use super::{Lsa, Window, resource_memory};
 use crate::gin::{Form, Needs, Network};
@@ -73,6 +73,8 @@ pub struct Wanted {
     pub resources: Vec<Resource>,
     /// The network in kernels, if it is asked for.
     pub network: Option<NetworkWanted>,
+    /// Windows and resources have multicast addresses.
+    pub multicast: bool,
 }
 
 /// A communicator for kernels.
@@ -82,6 +84,8 @@ pub struct DevComm {
     pub image: Vec<u8>,
     /// The parts that the resources got, in order.
     pub parts: Vec<Part>,
+    /// The begin of the multicast addresses of windows; 0 if there are none.
+    pub multicast: u64,
     /// The number of its network, if it has one, and the window of its resources.
     pub network: Option<(u64, rma::Window)>,
 }
@@ -146,7 +150,9 @@ impl Lsa {
                     Ok(_) => Ok(None),
                     Err(error) => Err(error.clone()),
                 };
-                self.exchange(false, wait).run(maps, Purpose::Resources, (addr.unwrap_or(0), bytes), share)?
+                let wants_multicast = self.multicast.is_some();
+                let exchange = Exchange { wants_multicast, ..self.exchange(false, wait) };
+                exchange.run(maps, Purpose::Resources, (addr.unwrap_or(0), bytes), share)?
             }
         };
         let ready = mapping.and_then(|mapping| Ok((mapping, prepared?)));
@@ -196,7 +202,10 @@ impl Lsa {
         mapping: Option<Mapping>,
         (Prepared { places, room, memory, network }, number): (Prepared, Option<u64>),
     ) -> Result<DevComm> {
-        let mut answer = DevComm { image: Vec::new(), parts: places.parts, network: None };
+        if wanted.multicast {
+            self.check_multicast(mapping.as_ref())?;
+        }
+        let mut answer = DevComm { image: Vec::new(), parts: places.parts, multicast: 0, network: None };
         let resources = match memory {
             Some(memory) => {
                 let (addr, bytes) = (memory.addr, places.bytes);
@@ -218,6 +227,7 @@ impl Lsa {
             has_strong_signals: wanted.has_strong_signals,
             context_bytes: wanted.form.bytes() as u64,
         };
+        let multicast = (self.multicast_base(), self.place_of_window(resources.0));
         let mut state = self.state();
         // `room` has made the first part.
         let table = state.table.first().map_or(0, |part| part.memory.addr);
@@ -228,13 +238,14 @@ impl Lsa {
             lsa: (self.team.rank, self.team.ranks()),
             table,
             resources,
+            multicast,
             lsa_barrier: places.lsa,
             rail_buffer: places.rail,
             hybrid_barrier: places.hybrid,
             abort_flag,
             network: network.as_ref().zip(wanted.network.as_ref()).map(|(made, asked)| image_of(made, asked)),
         };
-        answer.image = image.bytes(wanted.family);
+        (answer.image, answer.multicast) = (image.bytes(wanted.family), multicast.0);
         Ok(answer)
     }
 
@@ -375,6 +386,7 @@ mod tests {
             rail_barriers: 0,
             resources,
             network: None,
+            multicast: false,
         }
     }
 

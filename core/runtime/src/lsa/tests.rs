@@ -3,6 +3,7 @@
 
 mod allocations;
 mod graph;
+mod multicast;
 mod registered;
 
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -73,7 +74,16 @@ fn register_as(number: u64, comms: &[Comm], buffers: &[(u64, u64)]) -> Vec<Resul
 
 fn wanted(family: Family, version: u32) -> Wanted {
     let resources = vec![Resource { bytes: 1000, align: 256, ..Resource::default() }];
-    Wanted { version, family, lsa_barriers: 2, barriers: 1, rail_barriers: 0, resources, network: None }
+    Wanted {
+        version,
+        family,
+        lsa_barriers: 2,
+        barriers: 1,
+        rail_barriers: 0,
+        resources,
+        network: None,
+        multicast: false,
+    }
 }
 
 fn make_dev_comms(comms: &[Comm], wanted: &Wanted) -> Result<Vec<DevComm>> {

@@ -32,13 +32,17 @@ static _Atomic uint64_t ids;
 static struct context contexts[DEVICES];
 /* Ranks are threads, and count at the same time. */
 static _Atomic int busy, passed, live, capturing, captures, records, waits, external_waits, value_waits, launches, overlapping, graph_launches, copies_within;
+static _Atomic int bound; /* pieces of memory that are in multicast objects */
 static int peer_access[DEVICES][DEVICES];
 static uintptr_t latest_node, record_node, recorded_after; /* of captures: nodes are numbers */
 static unsigned loaded, last_grid, last_block, last_shared, most_shared;
 static __thread struct context *current;
 static __thread int mode;
 
+static int is_env(const char *name) { return getenv(name) != 0; }
+
 /* Questions of the tests. */
+API fake_bound(void) { return bound; }
 API fake_live(void) { return live; }
 API fake_records(void) { return records; }
 API fake_waits(void) { return waits; }
@@ -66,7 +70,6 @@ API fake_opened(void) { /* allocations of other processes */
 API fake_is_current(void) { return current != 0; }
 API fake_peer_access(int from, int to) { return peer_access[from][to]; }
 
-static int is_env(const char *name) { return getenv(name) != 0; }
 /* Calls that may allocate need a current context and, during any capture, the relaxed mode. */
 static int unsafe_call(void) { return !current ? INVALID_CONTEXT : capturing && mode != 2 ? CAPTURE_UNSUPPORTED : OK; }
 static struct range *find(ptr_t p) {
@@ -100,7 +103,7 @@ API cuDeviceGetName(char *s, int n, int d) { (void)d; snprintf(s, n, "Fake GPU")
 API cuDeviceTotalMem_v2(size_t *b, int d) { (void)d; *b = 1 << 30; return OK; }
 API cuDeviceGetAttribute(int *v, int a, int d) {
   (void)d;
-  *v = a == 75 ? 9 : a == 76 ? 0 : a == 16 ? 132 : a == 102 || a == 103 ? 1 : 0;
+  *v = a == 75 ? 9 : a == 76 ? 0 : a == 16 ? 132 : a == 102 || a == 103 ? 1 : a == 132 ? is_env("FAKE_MULTICAST") : 0;
   return OK;
 }
 API cuDeviceGetPCIBusId(char *s, int n, int d) { snprintf(s, n, "0000:%dB:00.0", d + 1); return OK; }
@@ -245,6 +248,44 @@ API cuMemImportFromShareableHandle(ptr_t *h, void *fd, int type) {
   int copy = dup((int)(intptr_t)fd);
   *h = copy + 1000, live++;
   return type != 1 || copy < 0 ? INVALID_VALUE : OK;
+}
+
+/* Multicast: an object is memory that all its processes share, with a word in front of what is mapped that counts the devices
+ * that have joined. Memory is bound when all have, a device joins once, and is unbound as it was bound. */
+struct multicast { unsigned devices; size_t bytes; unsigned long long handle_types, flags; };
+struct members { _Atomic unsigned wanted, joined; };
+static struct members *members_of(ptr_t h) {
+  return mmap(0, sizeof(struct members), PROT_READ | PROT_WRITE, MAP_SHARED, (int)h - 1000, 0);
+}
+API cuMulticastGetGranularity(size_t *g, const struct multicast *p, int option) {
+  *g = 2 << 20;
+  return option == 0 && p->devices > 1 && p->handle_types == 1 ? OK : INVALID_VALUE;
+}
+API cuMulticastCreate(ptr_t *h, const struct multicast *p) {
+  int e = unsafe_call(), fd = memfd_create("multicast", 0);
+  if (e || p->flags || p->handle_types != 1 || p->devices < 2 || !p->bytes || p->bytes % (2 << 20)) return e ? e : INVALID_VALUE;
+  if (is_env("FAKE_NO_OBJECTS") || ftruncate(fd, p->bytes)) return OOM;
+  *h = fd + 1000, live++;
+  struct members *m = members_of(*h);
+  m->wanted = p->devices;
+  return munmap(m, sizeof *m), OK;
+}
+API cuMulticastAddDevice(ptr_t h, int device) {
+  struct members *m = members_of(h);
+  (void)device;
+  int e = is_env("FAKE_SHARED_GPU") || m->joined == m->wanted ? INVALID_VALUE : (m->joined++, OK);
+  return munmap(m, sizeof *m), e;
+}
+API cuMulticastBindAddr(ptr_t h, size_t offset, ptr_t p, size_t n, unsigned long long flags) {
+  struct members *m = members_of(h);
+  struct range *r = find(p);
+  int is_whole = r && r->kind == VMM && (ptr_t)r->addr == p && r->bytes == n;
+  int e = m->joined != m->wanted ? ILLEGAL_STATE : !is_whole || flags || offset % (2 << 20) ? INVALID_VALUE : (bound++, OK);
+  return munmap(m, sizeof *m), e;
+}
+API cuMulticastUnbind(ptr_t h, int device, size_t offset, size_t n) {
+  (void)h, (void)device, (void)offset, (void)n;
+  return bound-- > 0 ? OK : INVALID_VALUE;
 }
 
 /* Host memory. */

@@ -32,6 +32,7 @@ fn fields_are_where_device_code_reads_them() {
         lsa: (1, 4),
         table: 0x1111_2222_3333,
         resources: (0x4444_5555_6666, 0x7777_8888_9999, 3),
+        multicast: (0xbbbb_cccc_dddd, 15),
         lsa_barrier: Barriers { buffer: 10, count: 11 },
         rail_buffer: 12,
         hybrid_barrier: Barriers { buffer: 13, count: 14 },
@@ -47,6 +48,8 @@ fn fields_are_where_device_code_reads_them() {
         let at = |at: usize| word(&bytes, at);
         assert_eq!((at(offsets.stride), at(offsets.lsa_barrier), at(offsets.lsa_barrier + 4)), (3, 10, 11));
         assert_eq!(at(offsets.rail_barrier + 4), 12);
+        let base = u64::from(at(offsets.lsa_barrier - 8)) | u64::from(at(offsets.lsa_barrier - 4)) << 32;
+        assert_eq!((at(offsets.stride + 4), base), (15, 0xbbbb_cccc_dddd));
         assert_eq!(
             offsets.hybrid_barrier.map(|hybrid| (at(hybrid), at(hybrid + 4))).unwrap_or((13, 14)),
             (13, 14)
