@@ -104,7 +104,7 @@ fn processes_hosts_and_switches_die_and_survivors_are_told() {
 fn one_rank_of_a_host_dies_and_the_others_go_on() {
     let worlds = [
         ("108", ["hosts: \"aaaaa\"", "Process ends: ranks [1]", ": Remote: ", " has died "]),
-        ("149", ["victims: Joiner", "Process ends: ranks [8]", "Grow: Remote: ", " has died "]),
+        ("288", ["victims: Joiner", "Process ends: ranks [8]", "Grow: Remote: ", " has died "]),
     ];
     for (seed, texts) in worlds {
         let trace = simulate(&["--seed", seed, "--trace"]);
