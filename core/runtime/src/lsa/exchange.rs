@@ -12,13 +12,12 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use hawser_base::error::{Error, Result};
 use hawser_base::wait::Wait;
-use hawser_device::{Device, FlatMaps, Memory, Pieces, Row};
+use hawser_device::{Device, FlatMaps, Memory, Multicast, Pieces, Row};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use super::allocation::{Allocation, Opened};
 use super::layout::STRIDE_UNIT;
-use super::multicast;
 use super::team::Team;
 use crate::bootstrap::{Bootstrap, Tag};
 use crate::record;
@@ -66,8 +65,8 @@ pub struct Mapping {
     /// By rank of the team: the address of this rank's buffer there; empty unless all ranks lend their
     /// buffers to collectives.
     pub seen_at: Vec<u64>,
-    /// The object that reaches all buffers at once; the reason why there is none.
-    pub multicast: std::result::Result<multicast::Mapped, String>,
+    /// The offers that it was made from, where some rank wants multicast addresses.
+    pub rows: Option<Rows>,
     /// Whatever keeps the memory mapped.
     _memory: Vec<Arc<Memory>>,
 }
@@ -175,9 +174,9 @@ impl Exchange<'_> {
         let (own, descriptors) = offer(purpose, (addr, bytes), share);
         let shown = Shown::new(descriptors);
         let own = own.map(|offer| {
-            let multicast = self.wants_multicast.then(|| self.granularity_of_multicast(maps)).flatten();
-            let multicast = multicast.filter(|_| !offer.pieces.is_empty());
-            Offer { key: shown.key, multicast, ..offer }
+            let multicast = maps.multicast().filter(|_| self.wants_multicast && !offer.pieces.is_empty());
+            let granularity = |of: &dyn Multicast| of.multicast_granularity(self.team.ranks()).ok();
+            Offer { key: shown.key, multicast: multicast.and_then(granularity), ..offer }
         });
         let offers: Vec<OfferRecord> = self.offer(&own)?;
         let plan = match self.plan(&offers, purpose) {
@@ -190,14 +189,9 @@ impl Exchange<'_> {
         };
         let received = self.pass_descriptors(&rows, &shown.descriptors)?;
         let mapping = if rows.stride == 0 { Ok(None) } else { rows.lay_out(maps, &received).map(Some) };
-        let mut agreed = self.agree(mapping)?;
-        let is_wanted = rows.offers.iter().any(|offer| offer.multicast.is_some());
-        if let Ok(Some(mapping)) = &mut agreed
-            && is_wanted
-        {
-            mapping.multicast = self.multicast(maps, &rows, addr)?;
-        }
-        Ok(agreed)
+        let agreed = self.agree(mapping)?;
+        let rows = Some(rows).filter(|rows| rows.offers.iter().any(|offer| offer.multicast.is_some()));
+        Ok(agreed.map(|mapping| mapping.map(|mapping| Mapping { rows, ..mapping })))
     }
 
     /// Tells all ranks how mapping went: everybody has the mapping, or nobody.
@@ -243,7 +237,7 @@ impl Exchange<'_> {
         }
         let stride = Err(allocations.first().map_or_else(String::new, |(first, _)| first.why_apart.clone()));
         let lengths = allocations.iter().map(|(_, bytes)| *bytes).collect();
-        Ok(Mapping { places, stride, lengths, seen_at: Vec::new(), multicast: none(), _memory: memory })
+        Ok(Mapping { places, stride, lengths, seen_at: Vec::new(), rows: None, _memory: memory })
     }
 
     /// Tells all ranks of the team what this one offers, and learns their offers.
@@ -376,11 +370,6 @@ pub fn offer(
     (Ok(offer), descriptors)
 }
 
-/// No multicast, since nobody has asked for it.
-fn none<T>() -> std::result::Result<T, String> {
-    Err("it was not asked for (HAWSER_MULTICAST=1)".to_string())
-}
-
 /// The way in which ranks map each other's memory, the same on all ranks.
 enum Plan {
     /// Side by side.
@@ -463,7 +452,7 @@ impl Rows {
             stride: Ok(self.stride),
             lengths,
             seen_at: Vec::new(),
-            multicast: none(),
+            rows: None,
             _memory: memory,
         })
     }

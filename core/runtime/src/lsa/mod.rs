@@ -34,6 +34,7 @@ use self::allocation::{Allocation, Opened};
 use self::exchange::{Exchange, Mapping, Purpose, Share};
 use self::graph::GraphBuffers;
 use self::layout::{NEXT_PART, STRIDE_UNIT, TABLE_ENTRIES, TableEntry, TablePart, WindowImage};
+use self::multicast::{MulticastOutcome, nobody_else};
 use self::registered::RegisteredBuffers;
 use self::retired::Retired;
 use crate::bootstrap::Bootstrap;
@@ -115,6 +116,8 @@ struct Part {
 /// A window that all ranks of the team have mapped. Fields are dropped in this order.
 struct Window {
     image: Memory,
+    /// The memory of all ranks at once; the reason why there is none.
+    multicast: MulticastOutcome,
     /// The memory of the team; none where this rank is alone in it.
     mapping: Option<Mapping>,
     /// The library's own memory, of a resource window.
@@ -230,14 +233,15 @@ impl Lsa {
     ) -> Result<Registration> {
         let (room, UserWindow { addr, bytes, is_symmetric }) = (self.room(), window);
         let made = match self.team.ranks() {
-            1 => room.map(|room| (None, room)),
+            1 => room.map(|room| (None, nobody_else(), room)),
             _ => {
                 let maps = self.maps()?;
                 let share = room.as_ref().map_err(Error::clone).and_then(|_| self.share(maps, window));
                 let exchange = self.exchange(self.lends.to_collectives && is_symmetric, wait);
                 let exchange = Exchange { wants_multicast: self.multicast.is_some(), ..exchange };
                 let mapping = exchange.run(maps, Purpose::Window, (addr, bytes), share.map(Some))?;
-                mapping.and_then(|mapping| Ok((mapping, room?)))
+                let multicast = self.map_multicast(&exchange, maps, (&mapping, addr))?;
+                mapping.and_then(|mapping| Ok((mapping, multicast, room?)))
             }
         };
         let is_mapped = made.is_ok();
@@ -245,8 +249,9 @@ impl Lsa {
             is_mapped && self.team.ranks() > 1 && !self.has_tried_words.swap(true, Ordering::AcqRel);
         let words = if is_first { self.share_signal_words(limits, wait)? } else { None };
         let handle = match made {
-            Ok((mapping, image)) => {
-                let window = Window { image, mapping, held: None, network: None, number, addr, bytes };
+            Ok((mapping, multicast, image)) => {
+                let (held, network) = (None, None);
+                let window = Window { image, multicast, mapping, held, network, number, addr, bytes };
                 match window.side_by_side() {
                     Ok(_) => self.enter(window).map(|(handle, ..)| Some(handle)),
                     Err(why) => self.keep_from_kernels(window, why).map(|()| None),
@@ -457,7 +462,7 @@ impl Lsa {
         let stride_4g = (stride / STRIDE_UNIT) as u32;
         let places = (self.team.rank, self.bootstrap.rank());
         let mut image = WindowImage::new(base, stride_4g, places, window.number);
-        image.multicast_4k = self.multicast_place(&window);
+        image.multicast_4k = window.multicast_place();
         self.device.upload(handle, bytes_of(std::slice::from_ref(&image)))?;
         self.keep(window)?;
         self.replace(&mut self.state(), 0, entry)?;

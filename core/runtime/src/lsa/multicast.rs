@@ -26,8 +26,18 @@ const PLACES: u64 = PLACE_UNIT << 32;
 pub struct Mapped {
     /// The address at which the buffer begins on all ranks at once.
     pub addr: u64,
+    /// The same in units of 4 KiB from the begin that the communicator's windows have; never 0.
+    pub place: u32,
     /// Whatever keeps it mapped.
     _object: Box<dyn MulticastObject>,
+}
+
+/// The object over a window, or the reason why there is none.
+pub type MulticastOutcome = std::result::Result<Mapped, String>;
+
+/// The outcome for a team of one rank.
+pub fn nobody_else() -> MulticastOutcome {
+    Err("a team of one rank has none".to_string())
 }
 
 /// The begin of the addresses that places of a communicator's windows are counted from.
@@ -40,9 +50,8 @@ impl Base {
         self.0.get().copied().unwrap_or(0)
     }
 
-    /// The place of an address, in units of 4 KiB: 0 if it is none, or too far from the first one.
-    pub fn place_of(&self, addr: Option<u64>) -> u32 {
-        let Some(addr) = addr else { return 0 };
+    /// The place of an address, in units of 4 KiB; 0 if it is too far from the first one.
+    fn place_of(&self, addr: u64) -> u32 {
         // The first address is in the middle, as others may be before it.
         let base = *self.0.get_or_init(|| addr.saturating_sub(PLACES / 2).next_multiple_of(PLACE_UNIT));
         let at = addr.checked_sub(base).filter(|at| *at < PLACES && at.is_multiple_of(PLACE_UNIT));
@@ -64,39 +73,47 @@ impl Lsa {
 
     /// The address at which an offset of a window is on all ranks at once; None if it has none.
     pub fn multicast_address(&self, handle: u64, offset: u64) -> Option<u64> {
-        Some(self.state().windows.get(&handle)?.multicast()? + offset)
-    }
-
-    /// The place of a window that is about to be entered. Says why it has none, where it could have one.
-    pub(super) fn multicast_place(&self, window: &Window) -> u32 {
-        let (Some(base), Some(mapping)) = (&self.multicast, &window.mapping) else { return 0 };
-        if let Err(why) = &mapping.multicast {
-            log::info(Subsys::Reg, || {
-                format!("rank {}: the window has no multicast address: {why}", self.bootstrap.rank())
-            });
-        }
-        base.place_of(window.multicast())
+        let state = self.state();
+        state.windows.get(&handle)?.multicast.as_ref().ok().map(|mapped| mapped.addr + offset)
     }
 
     /// The place of a window by its handle; 0 if it has none.
     pub(super) fn place_of_window(&self, handle: u64) -> u32 {
-        let addr = self.state().windows.get(&handle).and_then(Window::multicast);
-        self.multicast.as_ref().map_or(0, |base| base.place_of(addr))
+        self.state().windows.get(&handle).map_or(0, Window::multicast_place)
     }
 
-    /// Checks that kernels find all windows by multicast, also that of the resources which are mapped so.
+    /// Makes the object over a window whose memory all ranks have mapped, if some rank asks for it; this
+    /// rank's begins at `addr`. The inner error is the reason why there is none, on all ranks.
+    ///
+    /// # Errors
+    /// Of the outer result: another rank did not answer.
+    pub(super) fn map_multicast(
+        &self,
+        exchange: &Exchange<'_>,
+        maps: &dyn FlatMaps,
+        (mapping, addr): (&Result<Option<Mapping>>, u64),
+    ) -> Result<MulticastOutcome> {
+        let rows = mapping.as_ref().ok().and_then(|mapping| mapping.as_ref()?.rows.as_ref());
+        let Some(rows) = rows else { return Ok(Err("it is not asked for (HAWSER_MULTICAST=1)".to_string())) };
+        let nowhere = Base::default();
+        let made = exchange.multicast(maps, (rows, addr), self.multicast.as_ref().unwrap_or(&nowhere))?;
+        if let Err(why) = &made {
+            log::info(Subsys::Reg, || {
+                format!("rank {}: a window has no multicast address: {why}", self.bootstrap.rank())
+            });
+        }
+        Ok(made)
+    }
+
+    /// Checks that kernels find all windows by multicast, and the resources whose object this is.
     ///
     /// # Errors
     /// `InvalidUsage`: one has no such address, and why; the same on all ranks.
-    pub(super) fn check_multicast(&self, resources: Option<&Mapping>) -> Result<()> {
-        let without = |mapping: &Mapping| mapping.multicast.as_ref().err().cloned();
+    pub(super) fn check_multicast(&self, resources: Option<&MulticastOutcome>) -> Result<()> {
         let state = self.state();
         let windows = state.windows.values().filter(|window| window.held.is_none());
-        let of_windows = windows.map(|window| match &window.mapping {
-            Some(mapping) => without(mapping),
-            None => Some("a team of one rank has none".to_string()),
-        });
-        match of_windows.flatten().next().or_else(|| without(resources?)) {
+        let all = windows.map(|window| &window.multicast).chain(resources);
+        match all.filter_map(|one| one.as_ref().err()).next() {
             Some(why) => Err(Error::invalid_usage(format!("a window has no multicast address: {why}"))
                 .remedy(
                     "make windows of ncclMemAlloc, at the same offset on all ranks, on GPUs with NVSwitch",
@@ -107,29 +124,24 @@ impl Lsa {
 }
 
 impl Window {
-    /// The address at which it is on all ranks at once.
-    fn multicast(&self) -> Option<u64> {
-        self.mapping.as_ref()?.multicast.as_ref().ok().map(|mapped| mapped.addr)
+    /// Its place in multicast; 0 if it has none.
+    pub(super) fn multicast_place(&self) -> u32 {
+        self.multicast.as_ref().map_or(0, |mapped| mapped.place)
     }
 }
 
 impl Exchange<'_> {
-    /// The number of bytes that pieces have to be multiples of, if this rank's device takes part.
-    pub fn granularity_of_multicast(&self, maps: &dyn FlatMaps) -> Option<u64> {
-        maps.multicast()?.multicast_granularity(self.team.ranks()).ok()
-    }
-
     /// Makes an object over buffers that all ranks have mapped; this rank's is at `addr`. The inner error is
     /// the reason why there is none, on all ranks.
     ///
     /// # Errors
     /// Of the outer result: another rank did not answer.
-    pub fn multicast(
+    fn multicast(
         &self,
         maps: &dyn FlatMaps,
-        rows: &Rows,
-        addr: u64,
-    ) -> Result<std::result::Result<Mapped, String>> {
+        (rows, addr): (&Rows, u64),
+        base: &Base,
+    ) -> Result<MulticastOutcome> {
         let bytes = match length(rows) {
             Ok(bytes) => bytes,
             Err(why) => return Ok(Err(why)),
@@ -142,7 +154,7 @@ impl Exchange<'_> {
         if let Some(why) = self.first_problem(&object.join())? {
             return Ok(Err(why));
         }
-        let mapped = self.bind(object, rows, addr);
+        let mapped = self.bind(object, (rows, addr), base);
         Ok(match self.first_problem(&mapped)? {
             Some(why) => Err(why),
             None => mapped.map_err(|error| error.to_string()),
@@ -197,15 +209,23 @@ impl Exchange<'_> {
     }
 
     /// Binds this rank's memory, piece by piece, and maps the object.
-    fn bind(&self, mut object: Box<dyn MulticastObject>, rows: &Rows, addr: u64) -> Result<Mapped> {
+    fn bind(
+        &self,
+        mut object: Box<dyn MulticastObject>,
+        (rows, addr): (&Rows, u64),
+        base: &Base,
+    ) -> Result<Mapped> {
         let offer = &rows.offers[self.team.rank as usize];
         let (mut at, mut from) = (rows.at - offer.before, addr - offer.before);
         for bytes in &offer.pieces {
             object.bind(at, (from, *bytes))?;
             (at, from) = (at + bytes, from + bytes);
         }
-        let begin = object.map()?;
-        Ok(Mapped { addr: begin + rows.at, _object: object })
+        let addr = object.map()? + rows.at;
+        match base.place_of(addr) {
+            0 => Err(Error::internal(format!("{addr:#x} is too far from the addresses of other windows"))),
+            place => Ok(Mapped { addr, place, _object: object }),
+        }
     }
 
     /// Tells all ranks how a step went on this one. The first problem of any rank, the same on all.
@@ -249,14 +269,14 @@ mod tests {
     #[test]
     fn places_are_counted_from_one_begin() {
         let base = Base::default();
-        assert_eq!((base.get(), base.place_of(None)), (0, 0));
+        assert_eq!(base.get(), 0);
         let first = 0x7f00_0000_0000;
-        assert_eq!(base.place_of(Some(first)), 1 << 31);
+        assert_eq!(base.place_of(first), 1 << 31);
         assert_eq!(base.get(), first - PLACES / 2);
-        assert_eq!(base.place_of(Some(first - PLACE_UNIT)), (1 << 31) - 1);
-        assert_eq!(base.place_of(Some(first + (4 << 30))), (1 << 31) + (1 << 20));
+        assert_eq!(base.place_of(first - PLACE_UNIT), (1 << 31) - 1);
+        assert_eq!(base.place_of(first + (4 << 30)), (1 << 31) + (1 << 20));
         // Too far away, and at no border.
-        assert_eq!(base.place_of(Some(first + PLACES / 2)), 0);
-        assert_eq!(base.place_of(Some(first + 16)), 0);
+        assert_eq!(base.place_of(first + PLACES / 2), 0);
+        assert_eq!(base.place_of(first + 16), 0);
     }
 }

@@ -8,6 +8,7 @@ use hawser_device::Memory;
 
 use super::exchange::{Exchange, Mapping, Purpose, Share};
 use super::layout::{Barriers, DevCommImage, Family, HANDLE_UNIT, NetworkBarriers, NetworkImage};
+use super::multicast::{MulticastOutcome, nobody_else};
 use super::{Lsa, Window, resource_memory};
 use crate::gin::{Form, Needs, Network};
 use crate::rma::{self, RESOURCES};
@@ -138,11 +139,12 @@ impl Lsa {
         let number = self.network_number(wanted);
         let prepared = self.prepare(wanted, ranks);
         let bytes = prepared.as_ref().map_or(0, |prepared| prepared.places.bytes);
-        let mapping = match self.team.ranks() {
-            1 => Ok(None),
+        let (mapping, multicast) = match self.team.ranks() {
+            1 => (Ok(None), nobody_else()),
             _ => {
                 let maps = self.maps()?;
                 let addr = prepared.as_ref().ok().and_then(|prepared| Some(prepared.memory.as_ref()?.addr));
+                let addr = addr.unwrap_or(0);
                 let share = match &prepared {
                     Ok(Prepared { memory: Some(memory), .. }) => {
                         maps.pieces(memory.addr, bytes).map(|pieces| Some(Share::Pieces(pieces)))
@@ -152,12 +154,14 @@ impl Lsa {
                 };
                 let wants_multicast = self.multicast.is_some();
                 let exchange = Exchange { wants_multicast, ..self.exchange(false, wait) };
-                exchange.run(maps, Purpose::Resources, (addr.unwrap_or(0), bytes), share)?
+                let mapping = exchange.run(maps, Purpose::Resources, (addr, bytes), share)?;
+                let multicast = self.map_multicast(&exchange, maps, (&mapping, addr))?;
+                (mapping, multicast)
             }
         };
         let ready = mapping.and_then(|mapping| Ok((mapping, prepared?)));
         let made = ready.and_then(|(mapping, prepared)| {
-            self.dev_comm(wanted, (ranks, abort_flag), mapping, (prepared, number))
+            self.dev_comm(wanted, (ranks, abort_flag), (mapping, multicast), (prepared, number))
         });
         Ok(if number.is_some() { self.agree_with_all(made, wait)? } else { made })
     }
@@ -199,11 +203,11 @@ impl Lsa {
         &self,
         wanted: &Wanted,
         (ranks, abort_flag): (u32, u64),
-        mapping: Option<Mapping>,
+        (mapping, multicast): (Option<Mapping>, MulticastOutcome),
         (Prepared { places, room, memory, network }, number): (Prepared, Option<u64>),
     ) -> Result<DevComm> {
         if wanted.multicast {
-            self.check_multicast(mapping.as_ref())?;
+            self.check_multicast(memory.as_ref().map(|_| &multicast))?;
         }
         let mut answer = DevComm { image: Vec::new(), parts: places.parts, multicast: 0, network: None };
         let resources = match memory {
@@ -213,7 +217,7 @@ impl Lsa {
                 answer.network = number.map(|number| (number, window));
                 let (number, network) = (RESOURCES + number.unwrap_or(NO_NETWORK), network.clone());
                 let held = Some(memory);
-                self.enter(Window { image: room, mapping, held, network, number, addr, bytes })?
+                self.enter(Window { image: room, multicast, mapping, held, network, number, addr, bytes })?
             }
             None => (0, 0, 0),
         };
