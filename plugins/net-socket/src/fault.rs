@@ -1,6 +1,6 @@
 //! Cuts live sockets, as a failing network would: for tests of this crate and others.
 
-use std::sync::{Mutex, Weak};
+use std::sync::{Mutex, MutexGuard, Weak};
 
 use crate::pool::lock;
 
@@ -13,23 +13,26 @@ static ALL: Mutex<Vec<Weak<dyn Cut>>> = Mutex::new(Vec::new());
 
 /// Lets tests cut the sockets of this connection.
 pub(crate) fn register(connection: Weak<dyn Cut>) {
+    alive().push(connection);
+}
+
+/// The connections that there are: one that a thread still held when the next was made may have gone since.
+fn alive() -> MutexGuard<'static, Vec<Weak<dyn Cut>>> {
     let mut all = lock(&ALL);
     all.retain(|one| one.strong_count() > 0);
-    all.push(connection);
+    all
 }
 
 /// Number of connections of this process, both ends counted, whose sockets can be cut.
 #[doc(hidden)]
 pub fn connections() -> usize {
-    let mut all = lock(&ALL);
-    all.retain(|one| one.strong_count() > 0);
-    all.len()
+    alive().len()
 }
 
 /// Shuts down a socket: number 0 of a connection carries control, the others data. False if it is not there
 /// (now).
 #[doc(hidden)]
 pub fn cut(connection: usize, socket: usize) -> bool {
-    let found = lock(&ALL).get(connection).and_then(Weak::upgrade);
+    let found = alive().get(connection).and_then(Weak::upgrade);
     found.is_some_and(|connection| connection.cut(socket))
 }
